@@ -1,0 +1,833 @@
+/*
+ * cuflash.h - exact attention as a system library
+ *
+ * SPDX-License-Identifier: MIT
+ *
+ * This header is the manual. It needs no CUDA header and compiles alone as C89 to C17 and C++98 to
+ * C++20.
+ *
+ * WHAT IT COMPUTES. For each batch entry and query head, with scores s = scale * q.k:
+ *
+ *     O[i] = sum_j softmax(s[i])_j V[j]          LSE[i] = ln sum_j exp(s[i][j])
+ *
+ * over the keys j that row i may see, exactly, without storing the matrix of scores; its backward
+ * pass; and the same over a cache of keys and values (decode).
+ *
+ * LEVELS. (1) Positional functions such as cuflash_attention_forward_f16(): plain pointers to dense
+ * tensors, callable from any language without a struct. (2) Struct functions such as
+ * cuflash_attention_forward(): every feature. (3) Queries: workspace sizes, which kernel a call
+ * takes and why not another, what the library holds.
+ *
+ * CONVENTIONS
+ *   Layout     Tensors are [batch, head, row, channel] through strides, counted in elements; the
+ *              channels are contiguous. Names: B batch, Hq query heads, Hkv key/value heads, Sq
+ *              query rows, Sk keys, D channels of a head (head_dim).
+ *   GQA        Query head h reads key/value head h / (Hq / Hkv); Hq must be a multiple of Hkv.
+ *   Mask       The centre c of query row i is i + Sk - Sq (bottom-right, the default), i (top-left)
+ *              or i + offset. Causal: key j is seen if j <= c. Window (left, right): seen if
+ *              c - left <= j <= c + right, both ends included, -1 unlimited. Both: both must hold.
+ *   No key     A row that sees no key has O = 0, LSE = -infinity and zero gradients.
+ *   LSE        Natural logarithm, always fp32.
+ *   Extents    An extent of 0 is legal in the struct calls and the _gqa forms. Batch, heads and
+ *              lengths reach 2^31 - 1, B*Hq*Sq and B*Hkv*Sk reach 2^40; offsets are computed in 64
+ *              bits. head_dim is 1 to 256.
+ *   Alignment  Pointers must be aligned to their element. Fast kernels read 16 bytes at a time where
+ *              pointers and strides allow it and element by element where not; both are right.
+ *   Garbage    Memory outside the valid region (past a length, between strided rows) is never read
+ *              in a way that can change a result, and never written.
+ *
+ * STREAMS, CAPTURE. A CUDA call only enqueues work on the given stream: it never synchronises and
+ * can be captured in a CUDA graph. Lengths given as device pointers are read when the kernel runs.
+ * Work is ordered by the streams alone. A fault of an earlier kernel is reported as 22. CPU calls
+ * (CUFLASH_DEVICE_CPU) are synchronous, take host pointers and NULL as the stream.
+ *
+ * MEMORY. The library keeps no device memory behind a call. A call that needs workspace takes the
+ * caller's (problem.workspace); without one it takes a block from a private stream-ordered pool
+ * (see cuflash_trim) and gives it back on the same stream. One workspace serves one stream at a
+ * time.
+ *
+ * THREADS. All functions may be called from any thread at the same time, also with the same handle;
+ * handles are immutable but for the cuflash_set_ functions and cuflash_destroy(), which must not
+ * run while another thread uses that handle. cuflash_last_error() is per thread. The log callback
+ * runs on the calling thread, may run on several at once, and must not call cuflash. After fork()
+ * only functions that make no CUDA call may be used in the child.
+ *
+ * ERRORS. Functions return a status (0 is success) and leave a message in cuflash_last_error() that
+ * names the argument, the value got and the values allowed. A call refused before launch has
+ * written nothing. CUDA's own last-error state is neither set nor cleared for others.
+ *
+ * COMPATIBILITY. From 0.7.0 on a program linked against x.y runs with every x.z, z >= y. Within one
+ * SONAME nothing is removed, renamed or retyped; structs only grow at the end. Until the tag v0.7.0
+ * this header may change.
+ */
+#ifndef CUFLASH_H
+#define CUFLASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CUFLASH_VERSION_MAJOR 0
+#define CUFLASH_VERSION_MINOR 7
+#define CUFLASH_VERSION_PATCH 0
+
+#if defined(_WIN32)
+#error "cuflash supports Linux only"
+#endif
+#if defined(CUFLASH_BUILD) && defined(__GNUC__)
+#define CUFLASH_API __attribute__((visibility("default")))
+#else
+#define CUFLASH_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Types and constants
+ * --------------------------------------------------------------------------------------------- */
+
+/** A CUDA stream; cudaStream_t and CUstream pass without a cast. NULL is the legacy default stream.
+ */
+typedef struct CUstream_st* cuflash_stream_t;
+
+/** A library handle: a device and options. NULL stands for the default device with default options.
+ */
+typedef struct cuflash_handle* cuflash_handle_t;
+
+/** The result of a call, one of enum cuflash_status. Values are never reused. */
+typedef int32_t cuflash_status_t;
+
+/** Statuses. 0 to 7 keep the meaning that releases up to 0.6 gave them. */
+enum cuflash_status {
+  CUFLASH_SUCCESS = 0, /**< done, or enqueued */
+  CUFLASH_ERROR_INVALID_DIMENSION =
+      1, /**< an extent out of range; a scale negative or not finite */
+  CUFLASH_ERROR_DIMENSION_MISMATCH = 2,   /**< extents that do not fit together */
+  CUFLASH_ERROR_NULL_POINTER = 3,         /**< a required pointer is NULL */
+  CUFLASH_ERROR_CUDA = 4,                 /**< CUDA refused; see cuflash_last_cuda_error() */
+  CUFLASH_ERROR_OUT_OF_MEMORY = 5,        /**< device memory */
+  CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM = 6, /**< head_dim outside 1 to 256 */
+  CUFLASH_ERROR_UNSUPPORTED_DTYPE = 7,    /**< unknown, unset or unsuitable dtype */
+  CUFLASH_ERROR_INVALID_VALUE = 8,        /**< any other bad argument */
+  CUFLASH_ERROR_MISALIGNED = 9,           /**< a pointer not aligned to its element */
+  CUFLASH_ERROR_UNSUPPORTED = 10,         /**< a field or combination that no kernel implements */
+  CUFLASH_ERROR_WORKSPACE_TOO_SMALL = 11, /**< ask the ..._workspace_size function */
+  CUFLASH_ERROR_NO_DEVICE = 12,           /**< no CUDA device or no driver; the CPU device works */
+  CUFLASH_ERROR_UNSUPPORTED_ARCH = 13,    /**< the library holds no code for this GPU */
+  CUFLASH_ERROR_STRUCT_SIZE = 14,         /**< struct_size too small, or an unknown field is set */
+  CUFLASH_ERROR_ALIASING = 15,       /**< an output overlaps an input, another output, or itself */
+  CUFLASH_ERROR_INTERNAL = 16,       /**< a bug in cuflash */
+  CUFLASH_ERROR_WRONG_DEVICE = 17,   /**< memory of another device than the call's */
+  CUFLASH_ERROR_NOT_BUILT = 18,      /**< left out of this build of the library */
+  CUFLASH_ERROR_DRIVER_TOO_OLD = 19, /**< the driver is older than the CUDA runtime inside */
+  CUFLASH_ERROR_HOST_MEMORY = 20,    /**< host memory */
+  CUFLASH_ERROR_CAPTURE = 21,        /**< not possible during stream capture: preload first */
+  CUFLASH_ERROR_ASYNCHRONOUS = 22    /**< an earlier kernel faulted; the context is lost */
+};
+
+/** Element types. 0 means: the same as q (for q: unset, an error). */
+enum cuflash_dtype {
+  CUFLASH_DTYPE_DEFAULT = 0, /**< same as q */
+  CUFLASH_F32 = 1,           /**< IEEE binary32 */
+  CUFLASH_F16 = 2,           /**< IEEE binary16 */
+  CUFLASH_BF16 = 3,          /**< bfloat16 */
+  CUFLASH_FP8_E4M3 = 4,      /**< OCP E4M3; not implemented yet */
+  CUFLASH_FP8_E5M2 = 5,      /**< OCP E5M2; not implemented yet */
+  CUFLASH_INT8 = 6,          /**< caches only; not implemented yet */
+  CUFLASH_INT4 = 7           /**< caches only, two a byte; not implemented yet */
+};
+
+/** Devices other than a CUDA ordinal. */
+enum cuflash_device {
+  CUFLASH_DEVICE_CPU = -1,    /**< host memory, synchronous */
+  CUFLASH_DEVICE_CURRENT = -2 /**< the CUDA device that is current at each call */
+};
+
+/** problem.mask */
+enum cuflash_mask {
+  CUFLASH_MASK_NONE = 0,  /**< every key is seen (a window may still apply) */
+  CUFLASH_MASK_CAUSAL = 1 /**< keys j <= c are seen */
+};
+
+/** problem.mask_align: where the centre c of query row i lies. Causal and windows share it. */
+enum cuflash_align {
+  CUFLASH_ALIGN_BOTTOM_RIGHT = 0, /**< c = i + Sk - Sq, with each sequence's own lengths */
+  CUFLASH_ALIGN_TOP_LEFT = 1,     /**< c = i */
+  CUFLASH_ALIGN_OFFSET = 2,       /**< c = i + problem.mask_offset */
+  CUFLASH_ALIGN_DEVICE_OFFSETS =
+      3 /**< c = i + problem.mask_offsets[b], read when the kernel runs */
+};
+
+/** problem.math_mode for f32 inputs. */
+enum cuflash_math {
+  CUFLASH_MATH_EXACT = 0, /**< fp32 multiply-add */
+  CUFLASH_MATH_TF32 = 1   /**< tensor cores may round inputs to tf32; not implemented yet */
+};
+
+/** Bits of cuflash_tensor.flags. */
+enum cuflash_tensor_flag {
+  CUFLASH_TENSOR_DENSE = 1 /**< strides are ignored: dense [batch, head, row, channel] */
+};
+
+/** Bits of cuflash_problem.flags. An unknown bit is refused with 10. */
+enum cuflash_problem_flag {
+  CUFLASH_PROBLEM_SCALE_SET = 1, /**< use problem.scale; without it 1/sqrt(head_dim) */
+  CUFLASH_PROBLEM_WINDOW = 2,    /**< use window_left and window_right */
+  CUFLASH_PROBLEM_V_IS_K_PREFIX =
+      4, /**< V is the first head_dim_v channels of K; not implemented yet */
+  CUFLASH_PROBLEM_DETERMINISTIC = 8,    /**< bitwise equal results from run to run */
+  CUFLASH_PROBLEM_BATCH_INVARIANT = 16, /**< a row's bits do not depend on its batch */
+  CUFLASH_PROBLEM_ACCUMULATE = 32,      /**< fold into a running (O, LSE); not implemented yet */
+  CUFLASH_PROBLEM_WORKSPACE_PREPARED =
+      64,                           /**< the workspace went through cuflash_workspace_prepare() */
+  CUFLASH_PROBLEM_LEFT_PADDED = 128 /**< use leftpad_k; not implemented yet */
+};
+
+/** Bits of cuflash_gradients.flags. */
+enum cuflash_gradients_flag {
+  CUFLASH_GRADIENTS_ACCUMULATE = 1, /**< add into dq, dk, dv; not implemented yet */
+  CUFLASH_GRADIENTS_DELTA_GIVEN = 2 /**< delta is an input; not implemented yet */
+};
+
+/** kv_cache.layout */
+enum cuflash_cache_layout {
+  CUFLASH_CACHE_CONTIGUOUS = 0, /**< entry b of the cache holds sequence b */
+  CUFLASH_CACHE_PAGED =
+      1, /**< a block table names the pages of each sequence; not implemented yet */
+  CUFLASH_CACHE_PAGED_CSR = 2 /**< indptr and indices name them; not implemented yet */
+};
+
+/** Bits of cuflash_merge.flags. */
+enum cuflash_merge_flag {
+  CUFLASH_MERGE_LSE_BASE2 = 1 /**< LSE in and out are base-2 logarithms */
+};
+
+/** Bits of cuflash_kv_append.flags. */
+enum cuflash_append_flag {
+  CUFLASH_APPEND_INTERLEAVED = 1 /**< rotary pairs are (2i, 2i+1), not (i, i + rotary_dim/2) */
+};
+
+/** Operations, for cuflash_kernel_info. */
+enum cuflash_operation {
+  CUFLASH_OPERATION_FORWARD = 1,
+  CUFLASH_OPERATION_BACKWARD = 2,
+  CUFLASH_OPERATION_DECODE = 3,
+  CUFLASH_OPERATION_APPEND = 4,
+  CUFLASH_OPERATION_MERGE = 5,
+  CUFLASH_OPERATION_WEIGHTS = 6
+};
+
+/** Keys of cuflash_set_option(). */
+enum cuflash_option {
+  CUFLASH_OPTION_DETERMINISTIC = 1,   /**< 0 or 1: as the problem flag, for every call */
+  CUFLASH_OPTION_BATCH_INVARIANT = 2, /**< 0 or 1: as the problem flag, for every call */
+  CUFLASH_OPTION_SM_MARGIN = 3,       /**< SMs to leave to others, 0 to 1024 */
+  CUFLASH_OPTION_CPU_THREADS = 4,     /**< threads of the CPU device, 0 (all cores) to 1024 */
+  CUFLASH_OPTION_CHECK_POINTERS = 5   /**< 0 or 1 (default): ask CUDA where each pointer lives */
+};
+
+/** Log levels, of CUFLASH_LOG_LEVEL and cuflash_set_log_callback(). */
+enum cuflash_log_level {
+  CUFLASH_LOG_OFF = 0,   /**< nothing (default) */
+  CUFLASH_LOG_ERROR = 1, /**< each refused or failed call */
+  CUFLASH_LOG_INFO = 2,  /**< handles, devices, options */
+  CUFLASH_LOG_CALLS = 3  /**< each call and the kernel it took */
+};
+
+/** Called for each log line; text is valid during the call only. */
+typedef void (*cuflash_log_fn)(void* user, int32_t level, const char* text);
+
+/** Gives `bytes` of device memory (host memory on the CPU device), aligned to 256, usable on the
+ *  stream; NULL if there is none. During capture it must be legal under capture. */
+typedef void* (*cuflash_alloc_fn)(void* user, size_t bytes, int32_t device,
+                                  cuflash_stream_t stream);
+
+/** Takes back memory of cuflash_alloc_fn, after the work enqueued on the stream so far. */
+typedef void (*cuflash_free_fn)(void* user, void* memory, int32_t device, cuflash_stream_t stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * Structs
+ *
+ * struct_size comes first and all-zero means default: zero the struct, set struct_size (or call the
+ * init function), fill in what you need. A shorter struct of an older header is extended by zeros;
+ * a longer one of a newer header is accepted if its unknown tail is zero, else 14. Fields whose
+ * feature is not implemented yet must be zero: else 10 with the field's name.
+ * --------------------------------------------------------------------------------------------- */
+
+/** A [batch, head, row, channel] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the strides
+ * are ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs only).
+ */
+typedef struct cuflash_tensor {
+  void* data;           /**< first element; inputs are not written through it */
+  int64_t batch_stride; /**< elements from one batch entry (or page) to the next */
+  int64_t head_stride;  /**< elements from one head to the next */
+  int64_t row_stride;   /**< elements from one row (token, slot) to the next */
+  uint32_t flags;       /**< bits of enum cuflash_tensor_flag */
+  int32_t dtype;        /**< enum cuflash_dtype; 0: same as q */
+  int64_t reserved[3];  /**< zero */
+} cuflash_tensor_t;
+
+/** One attention problem, for every operation. */
+typedef struct cuflash_problem {
+  uint32_t struct_size; /**< sizeof(cuflash_problem_t) of the caller's header */
+  uint32_t flags;       /**< bits of enum cuflash_problem_flag */
+
+  int64_t batch;      /**< B */
+  int64_t heads_q;    /**< Hq */
+  int64_t heads_kv;   /**< Hkv; 0: Hq */
+  int64_t len_q;      /**< Sq (the maximum when ragged) */
+  int64_t len_k;      /**< Sk (the maximum when ragged); decode: 0, the cache tells */
+  int64_t head_dim;   /**< D of q and k, 1 to 256 */
+  int64_t head_dim_v; /**< channels of v and o; 0: head_dim; other values are not implemented yet */
+  int64_t total_q;    /**< tokens in a packed q; not implemented yet */
+  int64_t total_k;    /**< tokens in packed k and v; not implemented yet */
+
+  cuflash_tensor_t q;       /**< [B, Hq, Sq, D], its dtype must be set */
+  cuflash_tensor_t k;       /**< [B, Hkv, Sk, D], dtype of q; decode: all zero */
+  cuflash_tensor_t v;       /**< [B, Hkv, Sk, D], dtype of q; decode: all zero */
+  cuflash_tensor_t o;       /**< [B, Hq, Sq, D], dtype of q (an output; an input of backward) */
+  float* lse;               /**< [B, Hq, Sq]; forward and decode may have NULL, backward reads it */
+  int64_t lse_batch_stride; /**< the three strides all zero: dense */
+  int64_t lse_head_stride;  /**< elements */
+  int64_t lse_row_stride;   /**< elements */
+
+  const int32_t* cu_seqlens_q; /**< device [B+1]; not implemented yet */
+  const int32_t* cu_seqlens_k; /**< device [B+1]; not implemented yet */
+  const int32_t* seqused_q;    /**< device [B]; not implemented yet */
+  const int32_t* seqused_k;    /**< device [B]; not implemented yet */
+  const int32_t* leftpad_k;    /**< device [B]; not implemented yet */
+
+  int32_t mask;                   /**< enum cuflash_mask */
+  int32_t mask_align;             /**< enum cuflash_align */
+  int64_t mask_offset;            /**< with CUFLASH_ALIGN_OFFSET; within +-2^31 */
+  const int32_t* mask_offsets;    /**< with CUFLASH_ALIGN_DEVICE_OFFSETS: device [B] */
+  int64_t window_left;            /**< with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0 */
+  int64_t window_right;           /**< with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0 */
+  const uint32_t* tree_mask;      /**< device, packed bits; not implemented yet */
+  int64_t tree_mask_batch_stride; /**< 32-bit words */
+  int64_t tree_mask_row_stride;   /**< 32-bit words */
+
+  float scale;                /**< with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0 */
+  float softcap;              /**< cap * tanh(s / cap); not implemented yet */
+  const void* alibi_slopes;   /**< device [Hq] or [B, Hq]; not implemented yet */
+  int64_t alibi_batch_stride; /**< elements; 0: [Hq] */
+  const void* bias;           /**< device [B, Hq, Sq, Sk] by strides; not implemented yet */
+  int64_t bias_batch_stride;  /**< elements; 0 repeats */
+  int64_t bias_head_stride;   /**< elements; 0 repeats */
+  int64_t bias_row_stride;    /**< elements; 0 repeats */
+  const void* sinks;          /**< device [Hq]; not implemented yet */
+  int32_t alibi_dtype;        /**< enum cuflash_dtype; 0: f32 */
+  int32_t bias_dtype;         /**< enum cuflash_dtype; 0: same as q */
+  int32_t sinks_dtype;        /**< enum cuflash_dtype; 0: f32 */
+  float dropout_p;            /**< probability of dropping, 0 to 1; not implemented yet */
+  uint64_t dropout_seed;      /**< Philox key */
+  uint64_t dropout_offset;    /**< Philox counter */
+  const uint64_t* dropout_seed_ptr;   /**< device; instead of the value */
+  const uint64_t* dropout_offset_ptr; /**< device; instead of the value */
+
+  const float* q_descale;         /**< device; FP8 only, not implemented yet */
+  const float* k_descale;         /**< device; FP8 only, not implemented yet */
+  const float* v_descale;         /**< device; FP8 only, not implemented yet */
+  int64_t q_descale_batch_stride; /**< elements; 0 repeats */
+  int64_t q_descale_head_stride;  /**< elements; 0 repeats */
+  int64_t k_descale_batch_stride; /**< elements; 0 repeats */
+  int64_t k_descale_head_stride;  /**< elements; 0 repeats */
+  int64_t v_descale_batch_stride; /**< elements; 0 repeats */
+  int64_t v_descale_head_stride;  /**< elements; 0 repeats */
+
+  void* workspace; /**< at least ..._workspace_size() bytes, aligned to 256; NULL: the pool */
+  uint64_t workspace_size; /**< bytes */
+  const char*
+      kernel; /**< a kernel's or a family's name to force, NULL: choose (see cuflash_set_kernel) */
+  int32_t math_mode; /**< enum cuflash_math */
+  int32_t
+      num_splits;    /**< decode: parts along the keys, 0: choose, at most 1024; elsewhere 0 or 1 */
+  int32_t sm_margin; /**< SMs to leave to others, added to the handle's option */
+  int32_t
+      target_arch; /**< queries only: answer for this GPU (90 for sm_90), 0: the handle's device */
+} cuflash_problem_t;
+
+/** Inputs and outputs of the backward pass beside the problem's q, k, v, o and lse. */
+typedef struct cuflash_gradients {
+  uint32_t struct_size; /**< sizeof(cuflash_gradients_t) of the caller's header */
+  uint32_t flags;       /**< bits of enum cuflash_gradients_flag */
+  cuflash_tensor_t d_o; /**< [B, Hq, Sq, D] in, dtype of q; strides of 0 are fine */
+  cuflash_tensor_t dq;  /**< [B, Hq, Sq, D] out, dtype of q */
+  cuflash_tensor_t dk; /**< [B, Hkv, Sk, D] out, dtype of q: the sum over the group's query heads */
+  cuflash_tensor_t dv; /**< [B, Hkv, Sk, D] out, dtype of q */
+  const float* dlse;   /**< [B, Hq, Sq] in, by the problem's lse strides; not implemented yet */
+  float* delta;        /**< [B, Hq, Sq] rowsum(O * dO); not implemented yet */
+  void* dbias;         /**< out, by the problem's bias strides; not implemented yet */
+  void* dsinks;        /**< out [Hq]; not implemented yet */
+} cuflash_gradients_t;
+
+/** A cache of keys and values. */
+typedef struct cuflash_kv_cache {
+  uint32_t struct_size; /**< sizeof(cuflash_kv_cache_t) of the caller's header */
+  uint32_t flags;       /**< zero */
+  cuflash_tensor_t
+      k; /**< contiguous: [entries, Hkv, max_len, D]; paged: [pages, Hkv, page_size, D] */
+  cuflash_tensor_t v; /**< as k */
+  int32_t layout;     /**< enum cuflash_cache_layout */
+  int32_t id_bits;    /**< 0 or 32, or 64: width of page ids */
+  int64_t
+      max_len; /**< keys that a sequence can hold: sizes launches; longer lengths are cut to it */
+  int64_t num_pages;      /**< pages in the pool; contiguous: entries, 0: the problem's batch */
+  int64_t page_size;      /**< slots of a page; contiguous: 0 */
+  const int32_t* lengths; /**< device [B], valid keys of each sequence; NULL: max_len */
+  const int32_t* cache_batch_idx; /**< device [B], entry of each sequence; not implemented yet */
+  const void* block_table;        /**< device [B, columns]; not implemented yet */
+  int64_t block_table_stride;     /**< ids from one row to the next */
+  const int32_t* page_indptr;     /**< device [B+1]; not implemented yet */
+  const void* page_indices;       /**< device; not implemented yet */
+  const void* k_scale;            /**< device; quantised caches, not implemented yet */
+  const void* v_scale;            /**< device; not implemented yet */
+  const void* k_zero;             /**< device; not implemented yet */
+  const void* v_zero;             /**< device; not implemented yet */
+  int64_t scale_page_stride;      /**< elements; 0 repeats */
+  int64_t scale_head_stride;      /**< elements; 0 repeats */
+  int64_t scale_slot_stride;      /**< elements; 0 repeats */
+  int64_t scale_group;            /**< channels that share a scale: 0 (all), 32, 64 or 128 */
+} cuflash_kv_cache_t;
+
+/** New keys and values for a cache; see cuflash_kv_cache_append(). */
+typedef struct cuflash_kv_append {
+  uint32_t struct_size;        /**< sizeof(cuflash_kv_append_t) of the caller's header */
+  uint32_t flags;              /**< bits of enum cuflash_append_flag */
+  int64_t batch;               /**< B */
+  int64_t heads_q;             /**< Hq, where q is given */
+  int64_t heads_kv;            /**< Hkv */
+  int64_t len;                 /**< new tokens of each sequence */
+  int64_t head_dim;            /**< D */
+  int64_t rotary_dim;          /**< channels rotated; 0: D where cos is given */
+  cuflash_tensor_t k;          /**< [B, Hkv, len, D] */
+  cuflash_tensor_t v;          /**< [B, Hkv, len, D] */
+  cuflash_tensor_t q;          /**< [B, Hq, len, D], rotated too; optional */
+  cuflash_tensor_t q_out;      /**< may be q itself */
+  const int32_t* positions;    /**< device [B, len]; NULL: after the cache's lengths */
+  const int64_t* slot_mapping; /**< device [B, len]: page * page_size + slot; negative skips */
+  const float* cos;            /**< device [max_position, rotary_dim / 2] */
+  const float* sin;            /**< device [max_position, rotary_dim / 2] */
+  const void* q_norm_weight;   /**< device [D], RMS norm; optional */
+  const void* k_norm_weight;   /**< device [D], RMS norm; optional */
+  float norm_epsilon;          /**< added to the mean square */
+  int32_t reserved;            /**< zero */
+} cuflash_kv_append_t;
+
+/** Partial results over disjoint sets of keys, to be merged; see cuflash_merge_states(). */
+typedef struct cuflash_merge {
+  uint32_t struct_size;     /**< sizeof(cuflash_merge_t) of the caller's header */
+  uint32_t flags;           /**< bits of enum cuflash_merge_flag */
+  int64_t num_parts;        /**< 0 to 2^31 - 1; 0 gives O = 0, LSE = -infinity */
+  int64_t batch;            /**< B */
+  int64_t heads;            /**< Hq */
+  int64_t len;              /**< Sq */
+  int64_t head_dim;         /**< D, 1 to 256 */
+  cuflash_tensor_t parts;   /**< part 0 of O: [B, Hq, Sq, D]; its dtype must be set */
+  int64_t part_stride;      /**< elements from one part of O to the next */
+  const float* lse_parts;   /**< part 0 of LSE */
+  int64_t lse_part_stride;  /**< elements from one part of LSE to the next */
+  int64_t lse_batch_stride; /**< of each part and of lse; the three all zero: dense [B, Hq, Sq] */
+  int64_t lse_head_stride;  /**< elements */
+  int64_t lse_row_stride;   /**< elements */
+  cuflash_tensor_t o;       /**< out [B, Hq, Sq, D]; dtype 0: as parts; may be exactly a part */
+  float* lse;               /**< out; may be exactly a part; NULL: not wanted */
+} cuflash_merge_t;
+
+/** Rows of softmax probabilities to look at; see cuflash_attention_weights(). */
+typedef struct cuflash_weights {
+  uint32_t struct_size; /**< sizeof(cuflash_weights_t) of the caller's header */
+  uint32_t flags;       /**< zero */
+  float* weights;       /**< out [B, Hq, num_rows, Sk] */
+  int64_t batch_stride; /**< the three strides all zero: dense */
+  int64_t head_stride;  /**< elements */
+  int64_t row_stride;   /**< elements */
+  const int32_t* rows;  /**< device [num_rows], query rows; NULL: the first num_rows */
+  int64_t num_rows;     /**< 0: Sq */
+} cuflash_weights_t;
+
+/** One kernel of the library; filled by cuflash_kernel_info(). Strings are static. */
+typedef struct cuflash_kernel_info_s {
+  uint32_t struct_size;  /**< in: sizeof(cuflash_kernel_info_t); no more is written */
+  uint32_t built;        /**< 1 if this build holds it */
+  const char* name;      /**< unique, e.g. "fwd_wmma_f16_d64" */
+  const char* family;    /**< "reference", "wmma", ... */
+  int32_t operation;     /**< enum cuflash_operation */
+  int32_t on_cpu;        /**< 1: CPU device, 0: CUDA */
+  int32_t tile_m;        /**< query rows of a tile */
+  int32_t tile_n;        /**< keys of a tile */
+  int32_t threads;       /**< threads of a block; 0 on the CPU */
+  int32_t shared_memory; /**< dynamic bytes of a block */
+  int32_t rank;          /**< among the kernels that accept a problem the highest is taken */
+  int32_t reserved;      /**< zero */
+} cuflash_kernel_info_t;
+
+/* ------------------------------------------------------------------------------------------------
+ * Version, statuses and messages (no CUDA call; callable at any time)
+ * --------------------------------------------------------------------------------------------- */
+
+/** The library's version; each pointer may be NULL. Since 0.7.0. */
+CUFLASH_API void cuflash_version(int32_t* major, int32_t* minor, int32_t* patch);
+
+/** The ABI number, that of the SONAME libcuflash.so.N. Since 0.7.0. */
+CUFLASH_API int32_t cuflash_abi_version(void);
+
+/** Version, CUDA version and architectures of this build, compiler; static. Since 0.7.0. */
+CUFLASH_API const char* cuflash_build_info(void);
+
+/** "CUFLASH_SUCCESS" and so on; "CUFLASH_STATUS_UNKNOWN" for other values; static. Since 0.7.0. */
+CUFLASH_API const char* cuflash_status_name(cuflash_status_t status);
+
+/** A sentence for a status; "Unknown error" for other values; static. As in 0.6. */
+CUFLASH_API const char* cuflash_error_string(int32_t status);
+
+/** This thread's last message: of its last failed call, "" after a call that succeeded. Valid until
+ *  the thread's next cuflash call. Since 0.7.0. */
+CUFLASH_API const char* cuflash_last_error(void);
+
+/** Copies that message into buffer[capacity], cut and NUL-terminated; returns its length without
+ * the NUL. buffer may be NULL if capacity is 0. Since 0.7.0. */
+CUFLASH_API size_t cuflash_last_error_copy(char* buffer, size_t capacity);
+
+/** The cudaError_t behind this thread's last failed call, 0 if CUDA had no part in it. Since 0.7.0.
+ */
+CUFLASH_API int32_t cuflash_last_cuda_error(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * Handles, options, logging
+ * --------------------------------------------------------------------------------------------- */
+
+/** Makes a handle for a CUDA ordinal, CUFLASH_DEVICE_CURRENT or CUFLASH_DEVICE_CPU. A call through it makes that device
+ * current and restores the caller's. Makes no allocation on the device. 3 handle is NULL; 8 no such
+ * device; 12 no driver or device; 18 built without CUDA. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_create(cuflash_handle_t* handle, int32_t device);
+
+/** Frees a handle; NULL is fine. Makes no CUDA call. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_destroy(cuflash_handle_t handle);
+
+/** What NULL handles mean in this process: CUFLASH_DEVICE_CURRENT (at start, unless the environment
+ * has CUFLASH_DEVICE=cpu), CUFLASH_DEVICE_CPU or a CUDA ordinal. 8 on other values. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_set_default_device(int32_t device);
+
+/** Sets an option of enum cuflash_option. 3 handle is NULL; 8 unknown key or value out of bounds.
+ */
+CUFLASH_API cuflash_status_t cuflash_set_option(cuflash_handle_t handle, int32_t key,
+                                                int64_t value);
+
+/** Reads an option; a NULL handle gives the default. 3 value is NULL; 8 unknown key. Since 0.7.0.
+ */
+CUFLASH_API cuflash_status_t cuflash_get_option(cuflash_handle_t handle, int32_t key,
+                                                int64_t* value);
+
+/** Bounds of an option, both included; the pointers may be NULL. 8 unknown key. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_option_bounds(int32_t key, int64_t* minimum, int64_t* maximum);
+
+/** Forces a kernel or a family by name for the calls through this handle, NULL or "" lifts it.
+ * Stronger than CUFLASH_KERNEL in the environment, weaker than problem.kernel. A kernel that
+ * refuses a problem is never replaced: the call returns 10 with its reason (18 if it is not in this
+ * build). 3 handle is NULL; 8 unknown name (the message lists the names). Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_set_kernel(cuflash_handle_t handle, const char* name);
+
+/** Takes workspace from these functions instead of the pool; both NULL: the pool again.
+ *  3 handle is NULL or one function is. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_set_allocator(cuflash_handle_t handle,
+                                                   cuflash_alloc_fn allocate,
+                                                   cuflash_free_fn release, void* user);
+
+/** Sends log lines up to `level` to a function instead of the file, for the whole process; NULL
+ * goes back to CUFLASH_LOG_LEVEL and CUFLASH_LOG_FILE ("%p" the process id; default stderr). Since
+ * 0.7.0. */
+CUFLASH_API void cuflash_set_log_callback(cuflash_log_fn callback, void* user, int32_t level);
+
+/** Loads the kernels that the handle's device may take and sets their attributes, so that a first
+ * call inside a capture loads nothing. problem NULL: all kernels; else those of its dtype and
+ * head_dim. The CPU device has nothing to load. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_preload(cuflash_handle_t handle,
+                                             const cuflash_problem_t* problem);
+
+/** Gives unused memory of the pool of the handle's device back to CUDA. Since 0.7.0. */
+CUFLASH_API cuflash_status_t cuflash_trim(cuflash_handle_t handle);
+
+/* ------------------------------------------------------------------------------------------------
+ * Structs: zero `size` bytes (8 to 65536, a multiple of 8) and set struct_size. 3 on NULL, 14 on
+ * size. Since 0.7.0.
+ * --------------------------------------------------------------------------------------------- */
+
+/** Prepares a cuflash_problem_t. */
+CUFLASH_API cuflash_status_t cuflash_problem_init(cuflash_problem_t* problem, size_t size);
+/** Prepares a cuflash_gradients_t. */
+CUFLASH_API cuflash_status_t cuflash_gradients_init(cuflash_gradients_t* gradients, size_t size);
+/** Prepares a cuflash_kv_cache_t. */
+CUFLASH_API cuflash_status_t cuflash_kv_cache_init(cuflash_kv_cache_t* cache, size_t size);
+/** Prepares a cuflash_kv_append_t. */
+CUFLASH_API cuflash_status_t cuflash_kv_append_init(cuflash_kv_append_t* append, size_t size);
+/** Prepares a cuflash_merge_t. */
+CUFLASH_API cuflash_status_t cuflash_merge_init(cuflash_merge_t* merge, size_t size);
+/** Prepares a cuflash_weights_t. */
+CUFLASH_API cuflash_status_t cuflash_weights_init(cuflash_weights_t* weights, size_t size);
+
+/* ------------------------------------------------------------------------------------------------
+ * Operations (all asynchronous on the stream and capture-safe on CUDA; since 0.7.0)
+ * --------------------------------------------------------------------------------------------- */
+
+/** O = softmax(scale q.k, masked) V, and LSE where wanted.
+ *  1 extents, scale; 2 Hq not a multiple of Hkv; 3 NULL tensors that have elements; 6 head_dim; 7
+ * dtypes; 8 strides, mask values, host pointers; 9 alignment; 10 unimplemented fields; 11
+ * workspace; 15 o or lse overlaps; 17 memory of another device; device statuses 4, 5, 12, 13, 18,
+ * 19, 21, 22. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward(cuflash_handle_t handle,
+                                                       const cuflash_problem_t* problem,
+                                                       cuflash_stream_t stream);
+
+/** dQ, dK, dV from dO and the forward's O and LSE. Statuses as forward. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward(cuflash_handle_t handle,
+                                                        const cuflash_problem_t* problem,
+                                                        const cuflash_gradients_t* gradients,
+                                                        cuflash_stream_t stream);
+
+/** Attention of len_q >= 0 new tokens over a cache; problem.k and problem.v must be all zero. With
+ * the bottom-right alignment row i of sequence b sits at lengths[b] - len_q + i: append first, then
+ *  attend. A length outside 0 to max_len is cut to that range. Statuses as forward. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode(cuflash_handle_t handle,
+                                                      const cuflash_problem_t* problem,
+                                                      const cuflash_kv_cache_t* cache,
+                                                      cuflash_stream_t stream);
+
+/** Writes new keys and values into a cache, with rotary embedding. Not implemented yet: returns 10.
+ */
+CUFLASH_API cuflash_status_t cuflash_kv_cache_append(cuflash_handle_t handle,
+                                                     const cuflash_kv_cache_t* cache,
+                                                     const cuflash_kv_append_t* append,
+                                                     cuflash_stream_t stream);
+
+/** Merges results over disjoint sets of keys: O = sum_p w_p O_p with w_p = exp(LSE_p - LSE) and
+ *  LSE = ln sum_p exp(LSE_p). A part with LSE = -infinity adds nothing, whatever its O holds. o and
+ * lse may be exactly one of the parts (same pointer, strides and dtype); any other overlap is 15.
+ */
+CUFLASH_API cuflash_status_t cuflash_merge_states(cuflash_handle_t handle,
+                                                  const cuflash_merge_t* merge,
+                                                  cuflash_stream_t stream);
+
+/** Softmax probabilities of chosen rows from Q, K and LSE. Not implemented yet: returns 10. */
+CUFLASH_API cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
+                                                       const cuflash_problem_t* problem,
+                                                       const cuflash_weights_t* weights,
+                                                       cuflash_stream_t stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * Queries (host only: pointers in the structs are not read and may be NULL; since 0.7.0)
+ *
+ * ..._workspace_size: the exact bytes that the call needs for any lengths on the device; one byte
+ * less is refused with 11.
+ *
+ * ..._explain: JSON in buffer[capacity], cut and NUL-terminated: {"operation", "device", "kernel",
+ * "family", "launches", "workspace_bytes", "num_splits", "kernels": [{"name", "family", "rank",
+ * "accepted", "reason"}]}; each kernel that refuses the problem has its own reason. *needed (may be
+ * NULL) gets the whole length with the NUL. A problem that no kernel takes has "kernel": null and
+ * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed.
+ * --------------------------------------------------------------------------------------------- */
+
+/** Workspace of cuflash_attention_forward(). */
+CUFLASH_API cuflash_status_t cuflash_forward_workspace_size(cuflash_handle_t handle,
+                                                            const cuflash_problem_t* problem,
+                                                            size_t* bytes);
+/** Workspace of cuflash_attention_backward(). */
+CUFLASH_API cuflash_status_t cuflash_backward_workspace_size(cuflash_handle_t handle,
+                                                             const cuflash_problem_t* problem,
+                                                             const cuflash_gradients_t* gradients,
+                                                             size_t* bytes);
+/** Workspace of cuflash_attention_decode(). */
+CUFLASH_API cuflash_status_t cuflash_decode_workspace_size(cuflash_handle_t handle,
+                                                           const cuflash_problem_t* problem,
+                                                           const cuflash_kv_cache_t* cache,
+                                                           size_t* bytes);
+/** Workspace of cuflash_kv_cache_append(). */
+CUFLASH_API cuflash_status_t cuflash_append_workspace_size(cuflash_handle_t handle,
+                                                           const cuflash_kv_cache_t* cache,
+                                                           const cuflash_kv_append_t* append,
+                                                           size_t* bytes);
+
+/** Clears a workspace once, so that calls with CUFLASH_PROBLEM_WORKSPACE_PREPARED need not clear
+ * what they use. Without the flag any content is legal. */
+CUFLASH_API cuflash_status_t cuflash_workspace_prepare(cuflash_handle_t handle, void* workspace,
+                                                       size_t bytes, cuflash_stream_t stream);
+
+/** Which kernel cuflash_attention_forward() would take, and why not the others. */
+CUFLASH_API cuflash_status_t cuflash_forward_explain(cuflash_handle_t handle,
+                                                     const cuflash_problem_t* problem, char* buffer,
+                                                     size_t capacity, size_t* needed);
+/** Which kernel cuflash_attention_backward() would take, and why not the others. */
+CUFLASH_API cuflash_status_t cuflash_backward_explain(cuflash_handle_t handle,
+                                                      const cuflash_problem_t* problem,
+                                                      const cuflash_gradients_t* gradients,
+                                                      char* buffer, size_t capacity,
+                                                      size_t* needed);
+/** Which kernel cuflash_attention_decode() would take, and why not the others. */
+CUFLASH_API cuflash_status_t cuflash_decode_explain(cuflash_handle_t handle,
+                                                    const cuflash_problem_t* problem,
+                                                    const cuflash_kv_cache_t* cache, char* buffer,
+                                                    size_t capacity, size_t* needed);
+/** Which kernel cuflash_kv_cache_append() would take, and why not the others. */
+CUFLASH_API cuflash_status_t cuflash_append_explain(cuflash_handle_t handle,
+                                                    const cuflash_kv_cache_t* cache,
+                                                    const cuflash_kv_append_t* append, char* buffer,
+                                                    size_t capacity, size_t* needed);
+
+/** Number of kernels in the tables, built or not. */
+CUFLASH_API int32_t cuflash_kernel_count(void);
+
+/** Describes kernel `index`, 0 to cuflash_kernel_count() - 1. 3 info is NULL; 8 index; 14
+ * struct_size. */
+CUFLASH_API cuflash_status_t cuflash_kernel_info(int32_t index, cuflash_kernel_info_t* info);
+
+/* ------------------------------------------------------------------------------------------------
+ * Positional functions: dense tensors, plain pointers, the default device (see
+ * cuflash_set_default_device). From languages without a header: the pointers are `void *`, the
+ * dimensions 32-bit integers, `scale` a float.
+ *
+ * The six functions of releases up to 0.6. Q, K, V, O, dO, dQ, dK, dV: [batch, heads, seq_len,
+ * head_dim] of the named type; L: [batch, heads, seq_len] fp32, required. scale: finite and >= 0, 0
+ * means 0. causal: only the low byte is read (it was a bool). Checks in this order: 3 pointers, 1
+ * dimensions (all > 0), 6 head_dim (1 to 256; it was 32, 64 or 128), 1 scale; then as the struct
+ * calls.
+ * --------------------------------------------------------------------------------------------- */
+
+/** Forward in fp32; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_f32(const float* Q, const float* K,
+                                                           const float* V, float* O, float* L,
+                                                           int32_t batch_size, int32_t num_heads,
+                                                           int32_t seq_len, int32_t head_dim,
+                                                           float scale, int32_t causal,
+                                                           cuflash_stream_t stream);
+
+/** Forward in fp16; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_f16(const void* Q, const void* K,
+                                                           const void* V, void* O, float* L,
+                                                           int32_t batch_size, int32_t num_heads,
+                                                           int32_t seq_len, int32_t head_dim,
+                                                           float scale, int32_t causal,
+                                                           cuflash_stream_t stream);
+
+/** Forward in bf16; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_bf16(const void* Q, const void* K,
+                                                            const void* V, void* O, float* L,
+                                                            int32_t batch_size, int32_t num_heads,
+                                                            int32_t seq_len, int32_t head_dim,
+                                                            float scale, int32_t causal,
+                                                            cuflash_stream_t stream);
+
+/** Backward in fp32; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_f32(
+    const float* Q, const float* K, const float* V, const float* O, const float* L, const float* dO,
+    float* dQ, float* dK, float* dV, int32_t batch_size, int32_t num_heads, int32_t seq_len,
+    int32_t head_dim, float scale, int32_t causal, cuflash_stream_t stream);
+
+/** Backward in fp16; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_f16(
+    const void* Q, const void* K, const void* V, const void* O, const float* L, const void* dO,
+    void* dQ, void* dK, void* dV, int32_t batch_size, int32_t num_heads, int32_t seq_len,
+    int32_t head_dim, float scale, int32_t causal, cuflash_stream_t stream);
+
+/** Backward in bf16; see above. As in 0.6. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_bf16(
+    const void* Q, const void* K, const void* V, const void* O, const float* L, const void* dO,
+    void* dQ, void* dK, void* dV, int32_t batch_size, int32_t num_heads, int32_t seq_len,
+    int32_t head_dim, float scale, int32_t causal, cuflash_stream_t stream);
+
+/* Decode of one token: Q and O [batch * heads, 1, head_dim], K and V [batch * heads, seq_len,
+ * head_dim], L [batch * heads] fp32, required. num_chunks: parts along the keys, <= 0: choose.
+ * Checks as above. Since 0.7.0. */
+
+/** Decode in fp32; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_f32(const float* Q, const float* K,
+                                                          const float* V, float* O, float* L,
+                                                          int32_t batch_size, int32_t num_heads,
+                                                          int32_t seq_len, int32_t head_dim,
+                                                          float scale, int32_t num_chunks,
+                                                          cuflash_stream_t stream);
+
+/** Decode in fp16; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_f16(const void* Q, const void* K,
+                                                          const void* V, void* O, float* L,
+                                                          int32_t batch_size, int32_t num_heads,
+                                                          int32_t seq_len, int32_t head_dim,
+                                                          float scale, int32_t num_chunks,
+                                                          cuflash_stream_t stream);
+
+/** Decode in bf16; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_bf16(const void* Q, const void* K,
+                                                           const void* V, void* O, float* L,
+                                                           int32_t batch_size, int32_t num_heads,
+                                                           int32_t seq_len, int32_t head_dim,
+                                                           float scale, int32_t num_chunks,
+                                                           cuflash_stream_t stream);
+
+/* Grouped heads and separate lengths: Q and O [batch, heads, len_q, head_dim], K and V [batch,
+ * heads_kv, len_k, head_dim], L [batch, heads, len_q] fp32 (forward and decode: may be NULL).
+ * causal: 0 none, 1 bottom-right, 2 top-left, else 8. Extents of 0 succeed. decode: K and V are
+ * caches of len_k slots, seq_lens (device, [batch] int32, NULL: len_k) their valid keys; num_splits
+ * as problem.num_splits. Statuses as the struct calls. Since 0.7.0. */
+
+/** Forward in fp32 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_gqa_f32(
+    const float* Q, const float* K, const float* V, float* O, float* L, int32_t batch_size,
+    int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k, int32_t head_dim,
+    float scale, int32_t causal, cuflash_stream_t stream);
+
+/** Forward in fp16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_gqa_f16(
+    const void* Q, const void* K, const void* V, void* O, float* L, int32_t batch_size,
+    int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k, int32_t head_dim,
+    float scale, int32_t causal, cuflash_stream_t stream);
+
+/** Forward in bf16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_forward_gqa_bf16(
+    const void* Q, const void* K, const void* V, void* O, float* L, int32_t batch_size,
+    int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k, int32_t head_dim,
+    float scale, int32_t causal, cuflash_stream_t stream);
+
+/** Backward in fp32 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_gqa_f32(
+    const float* Q, const float* K, const float* V, const float* O, const float* L, const float* dO,
+    float* dQ, float* dK, float* dV, int32_t batch_size, int32_t num_heads, int32_t num_heads_kv,
+    int32_t len_q, int32_t len_k, int32_t head_dim, float scale, int32_t causal,
+    cuflash_stream_t stream);
+
+/** Backward in fp16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_gqa_f16(
+    const void* Q, const void* K, const void* V, const void* O, const float* L, const void* dO,
+    void* dQ, void* dK, void* dV, int32_t batch_size, int32_t num_heads, int32_t num_heads_kv,
+    int32_t len_q, int32_t len_k, int32_t head_dim, float scale, int32_t causal,
+    cuflash_stream_t stream);
+
+/** Backward in bf16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_backward_gqa_bf16(
+    const void* Q, const void* K, const void* V, const void* O, const float* L, const void* dO,
+    void* dQ, void* dK, void* dV, int32_t batch_size, int32_t num_heads, int32_t num_heads_kv,
+    int32_t len_q, int32_t len_k, int32_t head_dim, float scale, int32_t causal,
+    cuflash_stream_t stream);
+
+/** Decode in fp32 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_gqa_f32(
+    const float* Q, const float* K, const float* V, float* O, float* L, const int32_t* seq_lens,
+    int32_t batch_size, int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k,
+    int32_t head_dim, float scale, int32_t causal, int32_t num_splits, cuflash_stream_t stream);
+
+/** Decode in fp16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_gqa_f16(
+    const void* Q, const void* K, const void* V, void* O, float* L, const int32_t* seq_lens,
+    int32_t batch_size, int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k,
+    int32_t head_dim, float scale, int32_t causal, int32_t num_splits, cuflash_stream_t stream);
+
+/** Decode in bf16 with grouped heads; see above. */
+CUFLASH_API cuflash_status_t cuflash_attention_decode_gqa_bf16(
+    const void* Q, const void* K, const void* V, void* O, float* L, const int32_t* seq_lens,
+    int32_t batch_size, int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k,
+    int32_t head_dim, float scale, int32_t causal, int32_t num_splits, cuflash_stream_t stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* CUFLASH_H */

@@ -1,0 +1,725 @@
+#include "api/checks.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common/integer.hpp"
+#include "common/overlap.hpp"
+
+namespace cuflash {
+namespace {
+
+using ll = long long;
+
+constexpr int64_t kMaxExtent = 0x7fffffff;
+constexpr int64_t kMaxRows = int64_t{1} << 40;
+constexpr int64_t kMaxStride = int64_t{1} << 48;
+constexpr size_t kMinStructSize = 48;  // every struct of every version is longer
+constexpr size_t kMaxStructSize = 65536;
+
+// ---- structs --------------------------------------------------------------------------------------
+
+// Copies a caller's struct: a shorter one of an older header is extended by zeros, a longer one of a newer
+// header is accepted if its unknown tail is zero.
+template <class T>
+Status import_struct(const T* source, const char* name, T* copy) {
+  CUFLASH_CHECK(source != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
+  const size_t size = source->struct_size;
+  CUFLASH_CHECK(size >= kMinStructSize, CUFLASH_ERROR_STRUCT_SIZE,
+                "%s.struct_size: %zu; set it to sizeof(%s_t), %zu in this library", name, size,
+                name, sizeof(T));
+  CUFLASH_CHECK(size <= kMaxStructSize && size % 8 == 0, CUFLASH_ERROR_STRUCT_SIZE,
+                "%s.struct_size: %zu; at most %zu and a multiple of 8", name, size, kMaxStructSize);
+  std::memset(copy, 0, sizeof(T));
+  std::memcpy(copy, source, size < sizeof(T) ? size : sizeof(T));
+  const char* bytes = reinterpret_cast<const char*>(source);
+  for (size_t i = sizeof(T); i < size; ++i)
+    CUFLASH_CHECK(bytes[i] == 0, CUFLASH_ERROR_STRUCT_SIZE,
+                  "%s: byte %zu is set, a field that this library (%zu bytes) does not know", name,
+                  i, sizeof(T));
+  return CUFLASH_SUCCESS;
+}
+
+Status check_flags(const char* name, uint32_t flags, uint32_t known) {
+  CUFLASH_CHECK((flags & ~known) == 0, CUFLASH_ERROR_UNSUPPORTED,
+                "%s.flags: 0x%x has unknown bits 0x%x", name, flags, flags & ~known);
+  return CUFLASH_SUCCESS;
+}
+
+Status not_implemented(const char* field) {
+  return fail(CUFLASH_ERROR_UNSUPPORTED, "%s: not implemented yet; leave it zero", field);
+}
+
+// A field whose feature no kernel implements is refused by name, never ignored.
+#define CUFLASH_REFUSE(object, field)                                                             \
+  do {                                                                                            \
+    if ((object).field != decltype((object).field){}) return not_implemented(#object "." #field); \
+  } while (0)
+
+#define CUFLASH_REFUSE_FLAG(object, flag)                                                 \
+  do {                                                                                    \
+    if (((object).flags & (flag)) != 0) return not_implemented(#object ".flags: " #flag); \
+  } while (0)
+
+bool is_zero(const cuflash_tensor_t& t) {
+  constexpr cuflash_tensor_t kZero = {};
+  return std::memcmp(&t, &kZero, sizeof t) == 0;
+}
+
+Status refuse_problem_fields(const cuflash_problem_t& problem) {
+  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_V_IS_K_PREFIX);
+  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_ACCUMULATE);
+  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_LEFT_PADDED);
+  if (problem.head_dim_v != problem.head_dim) CUFLASH_REFUSE(problem, head_dim_v);
+  CUFLASH_REFUSE(problem, total_q);
+  CUFLASH_REFUSE(problem, total_k);
+  CUFLASH_REFUSE(problem, cu_seqlens_q);
+  CUFLASH_REFUSE(problem, cu_seqlens_k);
+  CUFLASH_REFUSE(problem, seqused_q);
+  CUFLASH_REFUSE(problem, seqused_k);
+  CUFLASH_REFUSE(problem, leftpad_k);
+  CUFLASH_REFUSE(problem, tree_mask);
+  CUFLASH_REFUSE(problem, tree_mask_batch_stride);
+  CUFLASH_REFUSE(problem, tree_mask_row_stride);
+  CUFLASH_REFUSE(problem, softcap);
+  CUFLASH_REFUSE(problem, alibi_slopes);
+  CUFLASH_REFUSE(problem, alibi_batch_stride);
+  CUFLASH_REFUSE(problem, bias);
+  CUFLASH_REFUSE(problem, bias_batch_stride);
+  CUFLASH_REFUSE(problem, bias_head_stride);
+  CUFLASH_REFUSE(problem, bias_row_stride);
+  CUFLASH_REFUSE(problem, sinks);
+  CUFLASH_REFUSE(problem, alibi_dtype);
+  CUFLASH_REFUSE(problem, bias_dtype);
+  CUFLASH_REFUSE(problem, sinks_dtype);
+  CUFLASH_REFUSE(problem, dropout_p);
+  CUFLASH_REFUSE(problem, dropout_seed);
+  CUFLASH_REFUSE(problem, dropout_offset);
+  CUFLASH_REFUSE(problem, dropout_seed_ptr);
+  CUFLASH_REFUSE(problem, dropout_offset_ptr);
+  CUFLASH_REFUSE(problem, q_descale);
+  CUFLASH_REFUSE(problem, k_descale);
+  CUFLASH_REFUSE(problem, v_descale);
+  CUFLASH_REFUSE(problem, q_descale_batch_stride);
+  CUFLASH_REFUSE(problem, q_descale_head_stride);
+  CUFLASH_REFUSE(problem, k_descale_batch_stride);
+  CUFLASH_REFUSE(problem, k_descale_head_stride);
+  CUFLASH_REFUSE(problem, v_descale_batch_stride);
+  CUFLASH_REFUSE(problem, v_descale_head_stride);
+  CUFLASH_REFUSE(problem, math_mode);
+  return CUFLASH_SUCCESS;
+}
+
+Status refuse_gradient_fields(const cuflash_gradients_t& gradients) {
+  CUFLASH_REFUSE_FLAG(gradients, CUFLASH_GRADIENTS_ACCUMULATE);
+  CUFLASH_REFUSE_FLAG(gradients, CUFLASH_GRADIENTS_DELTA_GIVEN);
+  CUFLASH_REFUSE(gradients, dlse);
+  CUFLASH_REFUSE(gradients, delta);
+  CUFLASH_REFUSE(gradients, dbias);
+  CUFLASH_REFUSE(gradients, dsinks);
+  return CUFLASH_SUCCESS;
+}
+
+Status refuse_cache_fields(const cuflash_kv_cache_t& cache) {
+  CUFLASH_CHECK(cache.layout >= CUFLASH_CACHE_CONTIGUOUS && cache.layout <= CUFLASH_CACHE_PAGED_CSR,
+                CUFLASH_ERROR_INVALID_VALUE, "cache.layout: %d; 0 (contiguous), 1 or 2",
+                cache.layout);
+  CUFLASH_REFUSE(cache, layout);
+  CUFLASH_REFUSE(cache, id_bits);
+  CUFLASH_REFUSE(cache, page_size);
+  CUFLASH_REFUSE(cache, cache_batch_idx);
+  CUFLASH_REFUSE(cache, block_table);
+  CUFLASH_REFUSE(cache, block_table_stride);
+  CUFLASH_REFUSE(cache, page_indptr);
+  CUFLASH_REFUSE(cache, page_indices);
+  CUFLASH_REFUSE(cache, k_scale);
+  CUFLASH_REFUSE(cache, v_scale);
+  CUFLASH_REFUSE(cache, k_zero);
+  CUFLASH_REFUSE(cache, v_zero);
+  CUFLASH_REFUSE(cache, scale_page_stride);
+  CUFLASH_REFUSE(cache, scale_head_stride);
+  CUFLASH_REFUSE(cache, scale_slot_stride);
+  CUFLASH_REFUSE(cache, scale_group);
+  return CUFLASH_SUCCESS;
+}
+
+// ---- extents and values -----------------------------------------------------------------------------
+
+Status check_extent(const char* name, int64_t value) {
+  CUFLASH_CHECK(value >= 0 && value <= kMaxExtent, CUFLASH_ERROR_INVALID_DIMENSION,
+                "%s: %lld; 0 to 2^31 - 1", name, static_cast<ll>(value));
+  return CUFLASH_SUCCESS;
+}
+
+Status check_rows(const char* names, int64_t batch, int64_t heads, int64_t rows) {
+  // batch * heads < 2^62, so only the second product can overflow. An extent of 0 must not hide that the
+  // others overflow the strides of a dense tensor.
+  int64_t product;
+  const bool overflow =
+      __builtin_mul_overflow(max64(1, batch) * max64(1, heads), max64(1, rows), &product);
+  CUFLASH_CHECK(!overflow && product <= kMaxRows, CUFLASH_ERROR_INVALID_DIMENSION,
+                "%s: %lld * %lld * %lld; at most 2^40 rows", names, static_cast<ll>(batch),
+                static_cast<ll>(heads), static_cast<ll>(rows));
+  return CUFLASH_SUCCESS;
+}
+
+Status check_head_dim(const char* name, int64_t head_dim) {
+  CUFLASH_CHECK(head_dim >= 1 && head_dim <= 256, CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
+                "%s: %lld; 1 to 256", name, static_cast<ll>(head_dim));
+  return CUFLASH_SUCCESS;
+}
+
+const char* dtype_name(int32_t dtype) {
+  constexpr const char* kNames[] = {"unset",    "f32",      "f16",  "bf16",
+                                    "fp8 e4m3", "fp8 e5m2", "int8", "int4"};
+  return dtype >= 0 && dtype < 8 ? kNames[dtype] : "unknown";
+}
+
+Status check_compute_dtype(const char* name, int32_t dtype, Dtype* result) {
+  CUFLASH_CHECK(dtype == CUFLASH_F32 || dtype == CUFLASH_F16 || dtype == CUFLASH_BF16,
+                CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+                "%s.dtype: %d (%s); CUFLASH_F32, CUFLASH_F16 or CUFLASH_BF16", name, dtype,
+                dtype_name(dtype));
+  *result = static_cast<Dtype>(dtype);
+  return CUFLASH_SUCCESS;
+}
+
+Status check_mask(const cuflash_problem_t& problem, Purpose purpose, Mask* mask) {
+  CUFLASH_CHECK(problem.mask == CUFLASH_MASK_NONE || problem.mask == CUFLASH_MASK_CAUSAL,
+                CUFLASH_ERROR_INVALID_VALUE, "problem.mask: %d; 0 (none) or 1 (causal)",
+                problem.mask);
+  CUFLASH_CHECK(problem.mask_align >= CUFLASH_ALIGN_BOTTOM_RIGHT &&
+                    problem.mask_align <= CUFLASH_ALIGN_DEVICE_OFFSETS,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "problem.mask_align: %d; 0 (bottom-right), 1 (top-left), 2 (offset) or 3 (device "
+                "offsets)",
+                problem.mask_align);
+  mask->align = static_cast<Align>(problem.mask_align);
+  CUFLASH_CHECK(mask->align == Align::kOffset || problem.mask_offset == 0,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "problem.mask_offset: %lld, but mask_align is %d; it needs CUFLASH_ALIGN_OFFSET",
+                static_cast<ll>(problem.mask_offset), problem.mask_align);
+  CUFLASH_CHECK(problem.mask_offset >= -kMaxExtent - 1 && problem.mask_offset <= kMaxExtent + 1,
+                CUFLASH_ERROR_INVALID_VALUE, "problem.mask_offset: %lld; within +-2^31",
+                static_cast<ll>(problem.mask_offset));
+  mask->offset = problem.mask_offset;
+  CUFLASH_CHECK(mask->align == Align::kDeviceOffsets || problem.mask_offsets == nullptr,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "problem.mask_offsets: set, but mask_align is %d; it needs "
+                "CUFLASH_ALIGN_DEVICE_OFFSETS",
+                problem.mask_align);
+  mask->offsets = problem.mask_offsets;
+
+  const bool windowed = (problem.flags & CUFLASH_PROBLEM_WINDOW) != 0;
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t* bound;
+  } sides[] = {{"problem.window_left", problem.window_left, &mask->left},
+               {"problem.window_right", problem.window_right, &mask->right}};
+  for (const auto& side : sides) {
+    CUFLASH_CHECK(windowed || side.value == 0, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld without the flag CUFLASH_PROBLEM_WINDOW", side.name,
+                  static_cast<ll>(side.value));
+    CUFLASH_CHECK(side.value >= -1, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld; -1 (unlimited) or not negative", side.name,
+                  static_cast<ll>(side.value));
+    if (windowed && side.value >= 0) *side.bound = min64(side.value, Mask::kUnlimited);
+  }
+  if (problem.mask == CUFLASH_MASK_CAUSAL) mask->right = 0;
+  const bool needs_offsets = mask->align == Align::kDeviceOffsets && !mask->is_full();
+  CUFLASH_CHECK(!needs_offsets || problem.mask_offsets != nullptr || purpose == Purpose::kQuery ||
+                    problem.batch == 0,
+                CUFLASH_ERROR_NULL_POINTER,
+                "problem.mask_offsets: is NULL with CUFLASH_ALIGN_DEVICE_OFFSETS");
+  // Without a mask the centre has no meaning; do not read it.
+  if (mask->is_full()) mask->align = Align::kTopLeft;
+  return CUFLASH_SUCCESS;
+}
+
+Status check_scale(const cuflash_problem_t& problem, float* scale) {
+  if ((problem.flags & CUFLASH_PROBLEM_SCALE_SET) == 0) {
+    CUFLASH_CHECK(problem.scale == 0, CUFLASH_ERROR_INVALID_VALUE,
+                  "problem.scale: %g without the flag CUFLASH_PROBLEM_SCALE_SET",
+                  static_cast<double>(problem.scale));
+    *scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
+    return CUFLASH_SUCCESS;
+  }
+  CUFLASH_CHECK(std::isfinite(problem.scale) && problem.scale >= 0, CUFLASH_ERROR_INVALID_DIMENSION,
+                "problem.scale: %g; finite and not negative", static_cast<double>(problem.scale));
+  *scale = problem.scale;
+  return CUFLASH_SUCCESS;
+}
+
+// ---- tensors ------------------------------------------------------------------------------------------
+
+enum class Role { kInput, kOutput };
+
+struct Extents {
+  int64_t batch, heads, rows, channels;
+  bool empty() const { return batch == 0 || heads == 0 || rows == 0; }
+};
+
+Box make_box(const void* data, const Extents& extents, int64_t item_bytes,
+             const int64_t (&strides)[3]) {
+  Box box;
+  box.base = reinterpret_cast<uintptr_t>(data);
+  box.element_bytes = extents.channels * item_bytes;
+  const int64_t extent[] = {extents.batch, extents.heads, extents.rows};
+  for (int d = 0; d < 3; ++d) {
+    box.extent[d] = extent[d];
+    box.stride[d] = extent[d] > 1 ? strides[d] * item_bytes : 0;
+  }
+  return box;
+}
+
+struct NamedBox {
+  const char* name;
+  Box box;
+};
+
+// Collects what a call reads and writes while its tensors are checked, then looks for overlaps.
+class Tensors {
+ public:
+  Tensors(Purpose purpose, MemoryUse* memory) : purpose_(purpose), memory_(memory) {}
+
+  Status add(const char* name, const cuflash_tensor_t& t, const Extents& extents, Dtype dtype,
+             Role role, TensorView* view) {
+    CUFLASH_CHECK((t.flags & ~uint32_t{CUFLASH_TENSOR_DENSE}) == 0, CUFLASH_ERROR_UNSUPPORTED,
+                  "%s.flags: 0x%x; 0 or CUFLASH_TENSOR_DENSE", name, t.flags);
+    for (const int64_t reserved : t.reserved)
+      CUFLASH_CHECK(reserved == 0, CUFLASH_ERROR_UNSUPPORTED, "%s.reserved: must be zero", name);
+    const bool dense = (t.flags & CUFLASH_TENSOR_DENSE) != 0;
+    view->data = t.data;
+    view->dtype = dtype;
+    view->row_stride = dense ? extents.channels : t.row_stride;
+    view->head_stride = dense ? extents.rows * extents.channels : t.head_stride;
+    view->batch_stride = dense ? extents.heads * extents.rows * extents.channels : t.batch_stride;
+    return add_box(name, t.data, extents, dtype_bytes(dtype), view->batch_stride, view->head_stride,
+                   view->row_stride, dense, role);
+  }
+
+  Status add_row_stats(const char* name, float* data, int64_t batch_stride, int64_t head_stride,
+                       int64_t row_stride, const Extents& rows, bool optional, Role role,
+                       RowStatsView* view) {
+    const Extents extents{rows.batch, rows.heads, rows.rows, 1};
+    const bool dense = batch_stride == 0 && head_stride == 0 && row_stride == 0;
+    *view = dense ? RowStatsView{data, extents.heads * extents.rows, extents.rows, 1}
+                  : RowStatsView{data, batch_stride, head_stride, row_stride};
+    if (data == nullptr && optional) return CUFLASH_SUCCESS;
+    return add_box(name, data, extents, 4, view->batch_stride, view->head_stride, view->row_stride,
+                   dense, role);
+  }
+
+  Status check_overlaps() const {
+    for (int i = 0; i < outputs_; ++i) {
+      CUFLASH_TRY(report(box_overlaps_itself(out_[i].box), out_[i].name, "itself"));
+      for (int j = i + 1; j < outputs_; ++j)
+        CUFLASH_TRY(report(boxes_overlap(out_[i].box, out_[j].box), out_[i].name, out_[j].name));
+      for (int j = 0; j < inputs_; ++j)
+        CUFLASH_TRY(report(boxes_overlap(out_[i].box, in_[j].box), out_[i].name, in_[j].name));
+    }
+    return CUFLASH_SUCCESS;
+  }
+
+  // A contiguous piece of memory that the call writes: the workspace.
+  void add_bytes(const char* name, const void* data, int64_t bytes) {
+    if (purpose_ == Purpose::kQuery || data == nullptr || bytes <= 0) return;
+    NamedBox& named = out_[outputs_++];
+    named.name = name;
+    named.box.base = reinterpret_cast<uintptr_t>(data);
+    named.box.element_bytes = bytes;
+    memory_->add(name, data, bytes);
+  }
+
+  bool aligned16() const { return aligned16_; }
+
+ private:
+  static constexpr int kMax = 12;
+
+  Status add_box(const char* name, const void* data, const Extents& extents, int64_t item_bytes,
+                 int64_t batch_stride, int64_t head_stride, int64_t row_stride, bool dense,
+                 Role role) {
+    const int64_t extent[] = {extents.batch, extents.heads, extents.rows};
+    const int64_t stride[] = {batch_stride, head_stride, row_stride};
+    constexpr const char* kNames[] = {"batch_stride", "head_stride", "row_stride"};
+    int64_t last = (extents.channels - 1) * item_bytes;
+    for (int d = 0; d < 3; ++d) {
+      CUFLASH_CHECK(stride[d] >= 0, CUFLASH_ERROR_INVALID_VALUE, "%s.%s: %lld; not negative", name,
+                    kNames[d], static_cast<ll>(stride[d]));
+      // Strides of an extent of 1 (or of a dense tensor, bounded by its extents) are never used.
+      if (extent[d] <= 1) continue;
+      CUFLASH_CHECK(dense || stride[d] <= kMaxStride, CUFLASH_ERROR_INVALID_VALUE,
+                    "%s.%s: %lld; at most 2^48", name, kNames[d], static_cast<ll>(stride[d]));
+      int64_t reach;
+      const bool overflow = __builtin_mul_overflow(extent[d] - 1, stride[d] * item_bytes, &reach) ||
+                            __builtin_add_overflow(last, reach, &last);
+      CUFLASH_CHECK(!overflow && last < (int64_t{1} << 62), CUFLASH_ERROR_INVALID_VALUE,
+                    "%s.%s: %lld reaches past 2^62 bytes", name, kNames[d],
+                    static_cast<ll>(stride[d]));
+      CUFLASH_CHECK(role == Role::kInput || stride[d] != 0 || extents.empty(),
+                    CUFLASH_ERROR_ALIASING,
+                    "%s.%s: 0 with an extent of %lld; an output cannot repeat", name, kNames[d],
+                    static_cast<ll>(extent[d]));
+      aligned16_ = aligned16_ && (stride[d] * item_bytes) % 16 == 0;
+    }
+    if (extents.empty()) return CUFLASH_SUCCESS;
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    aligned16_ = aligned16_ && address % 16 == 0;
+    if (purpose_ == Purpose::kQuery) return CUFLASH_SUCCESS;
+    CUFLASH_CHECK(data != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
+    CUFLASH_CHECK(address % static_cast<uintptr_t>(item_bytes) == 0, CUFLASH_ERROR_MISALIGNED,
+                  "%s: address %p; must be a multiple of %lld", name, data,
+                  static_cast<ll>(item_bytes));
+    NamedBox& named = role == Role::kOutput ? out_[outputs_++] : in_[inputs_++];
+    named.name = name;
+    named.box = make_box(data, extents, item_bytes, stride);
+    memory_->add(name, data, last + item_bytes);
+    return CUFLASH_SUCCESS;
+  }
+
+  static Status report(Overlap overlap, const char* output, const char* other) {
+    switch (overlap) {
+      case Overlap::kNone:
+        break;
+      case Overlap::kYes:
+        return fail(CUFLASH_ERROR_ALIASING, "%s: the output overlaps %s", output, other);
+      case Overlap::kTooComplex:
+        return fail(CUFLASH_ERROR_INVALID_VALUE,
+                    "%s: strides too irregular to show that it does not overlap %s", output, other);
+    }
+    return CUFLASH_SUCCESS;
+  }
+
+  Purpose purpose_;
+  MemoryUse* memory_;
+  NamedBox out_[kMax], in_[kMax];
+  int outputs_ = 0, inputs_ = 0;
+  bool aligned16_ = true;
+};
+
+Status check_tensor_dtype(const char* name, int32_t dtype, Dtype of_q) {
+  CUFLASH_CHECK(dtype == CUFLASH_DTYPE_DEFAULT || dtype == static_cast<int32_t>(of_q),
+                CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+                "%s.dtype: %d (%s); 0 or that of problem.q, %d (%s)", name, dtype,
+                dtype_name(dtype), static_cast<int>(of_q), dtype_name(static_cast<int32_t>(of_q)));
+  return CUFLASH_SUCCESS;
+}
+
+// The parts of a merge, or one of its outputs as a series of one.
+struct PartSeries {
+  const char* name;
+  Box box;  // the fourth dimension counts the parts
+
+  PartSeries(const char* series_name, const TensorView& t, const Extents& extents,
+             int64_t item_bytes, int64_t part_stride, int64_t num_parts)
+      : name(series_name),
+        box(make_box(t.data, extents, item_bytes, {t.batch_stride, t.head_stride, t.row_stride})) {
+    box.extent[3] = num_parts;
+    box.stride[3] = part_stride * item_bytes;
+  }
+  PartSeries(const char* series_name, const RowStatsView& t, const Extents& extents,
+             int64_t part_stride, int64_t num_parts)
+      : PartSeries(series_name, {t.data, t.batch_stride, t.head_stride, t.row_stride, Dtype::kF32},
+                   {extents.batch, extents.heads, extents.rows, 1}, 4, part_stride, num_parts) {}
+
+  int64_t bytes() const {
+    int64_t last = box.element_bytes;
+    for (int d = 0; d < Box::kDims; ++d) last += (box.extent[d] - 1) * box.stride[d];
+    return last;
+  }
+
+  // The parts from `begin` to before `end`.
+  Box slice(int64_t begin, int64_t end) const {
+    Box part = box;
+    part.base += static_cast<uint64_t>(begin * box.stride[3]);
+    part.extent[3] = end - begin;
+    return part;
+  }
+};
+
+// An output of a merge may be exactly a part (each row is read before it is written); any other overlap
+// would let one row's result destroy another row's input.
+Status check_merge_output(const PartSeries& output, const PartSeries& parts, bool may_be_a_part) {
+  const auto overlaps = [&](int64_t begin, int64_t end) {
+    return begin < end && boxes_overlap(output.box, parts.slice(begin, end)) != Overlap::kNone;
+  };
+  const int64_t count = parts.box.extent[3];
+  if (!overlaps(0, count)) return CUFLASH_SUCCESS;
+  if (may_be_a_part) {
+    const auto distance = static_cast<int64_t>(output.box.base - parts.box.base);
+    const int64_t step = parts.box.stride[3];
+    const int64_t part = step == 0 ? 0 : distance / step;
+    bool same = part >= 0 && part < count && distance == part * step;
+    for (int d = 0; d < 3; ++d) same = same && output.box.stride[d] == parts.box.stride[d];
+    if (same && !overlaps(0, part) && !overlaps(part + 1, count)) return CUFLASH_SUCCESS;
+  }
+  return fail(CUFLASH_ERROR_ALIASING, "%s: overlaps %s%s", output.name, parts.name,
+              may_be_a_part ? " without being exactly one of them" : "");
+}
+
+// ---- one problem --------------------------------------------------------------------------------------
+
+constexpr uint32_t kProblemFlags = CUFLASH_PROBLEM_SCALE_SET | CUFLASH_PROBLEM_WINDOW |
+                                   CUFLASH_PROBLEM_V_IS_K_PREFIX | CUFLASH_PROBLEM_DETERMINISTIC |
+                                   CUFLASH_PROBLEM_BATCH_INVARIANT | CUFLASH_PROBLEM_ACCUMULATE |
+                                   CUFLASH_PROBLEM_WORKSPACE_PREPARED | CUFLASH_PROBLEM_LEFT_PADDED;
+
+// Everything that the operations share but the tensors.
+Status check_common(const cuflash_problem_t* source, Operation operation, Purpose purpose,
+                    cuflash_problem_t* copy, CheckedProblem* checked) {
+  CUFLASH_TRY(import_struct(source, "cuflash_problem", copy));
+  const cuflash_problem_t& problem = *copy;
+  Problem& p = checked->problem;
+  p.operation = operation;
+  CUFLASH_TRY(check_flags("problem", problem.flags, kProblemFlags));
+  CUFLASH_TRY(check_compute_dtype("problem.q", problem.q.dtype, &p.dtype));
+  CUFLASH_TRY(check_extent("problem.batch", problem.batch));
+  CUFLASH_TRY(check_extent("problem.heads_q", problem.heads_q));
+  CUFLASH_TRY(check_extent("problem.heads_kv", problem.heads_kv));
+  CUFLASH_TRY(check_extent("problem.len_q", problem.len_q));
+  CUFLASH_TRY(check_extent("problem.len_k", problem.len_k));
+  CUFLASH_TRY(check_head_dim("problem.head_dim", problem.head_dim));
+  p.batch = problem.batch, p.heads_q = problem.heads_q, p.len_q = problem.len_q;
+  p.heads_kv = problem.heads_kv == 0 ? problem.heads_q : problem.heads_kv;
+  p.len_k = problem.len_k, p.head_dim = problem.head_dim;
+  CUFLASH_CHECK(p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "problem.heads_q: %lld is not a multiple of heads_kv, %lld",
+                static_cast<ll>(p.heads_q), static_cast<ll>(p.heads_kv));
+  CUFLASH_TRY(check_rows("problem.batch * heads_q * len_q", p.batch, p.heads_q, p.len_q));
+  CUFLASH_TRY(check_rows("problem.batch * heads_kv * len_k", p.batch, p.heads_kv, p.len_k));
+  CUFLASH_TRY(check_scale(problem, &p.scale));
+  CUFLASH_TRY(refuse_problem_fields(problem));
+  CUFLASH_TRY(check_mask(problem, purpose, &p.mask));
+  CUFLASH_CHECK(
+      problem.num_splits >= 0 && problem.num_splits <= (operation == Operation::kDecode ? 1024 : 1),
+      CUFLASH_ERROR_INVALID_VALUE, "problem.num_splits: %d; %s", problem.num_splits,
+      operation == Operation::kDecode ? "0 (choose) to 1024" : "0 or 1 outside decode");
+  CUFLASH_CHECK(problem.sm_margin >= 0 && problem.sm_margin <= 1024, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.sm_margin: %d; 0 to 1024", problem.sm_margin);
+  CUFLASH_CHECK(problem.target_arch == 0 || purpose == Purpose::kQuery, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.target_arch: %d; only queries answer for another GPU",
+                problem.target_arch);
+  p.num_splits = problem.num_splits;
+  p.deterministic = (problem.flags & CUFLASH_PROBLEM_DETERMINISTIC) != 0;
+  p.batch_invariant = (problem.flags & CUFLASH_PROBLEM_BATCH_INVARIANT) != 0;
+  checked->options = {problem.workspace, problem.workspace_size, problem.kernel, problem.sm_margin,
+                      problem.target_arch};
+  CUFLASH_CHECK(
+      problem.workspace == nullptr || reinterpret_cast<uintptr_t>(problem.workspace) % 256 == 0,
+      CUFLASH_ERROR_MISALIGNED, "problem.workspace: address %p; a multiple of 256",
+      problem.workspace);
+  CUFLASH_CHECK(problem.workspace != nullptr || problem.workspace_size == 0,
+                CUFLASH_ERROR_NULL_POINTER,
+                "problem.workspace: is NULL, but workspace_size is %llu",
+                static_cast<unsigned long long>(problem.workspace_size));
+  CUFLASH_CHECK(problem.workspace_size < (uint64_t{1} << 62), CUFLASH_ERROR_INVALID_VALUE,
+                "problem.workspace_size: %llu; below 2^62",
+                static_cast<unsigned long long>(problem.workspace_size));
+  if (p.mask.offsets != nullptr)
+    checked->memory.add("problem.mask_offsets", p.mask.offsets, p.batch * 4);
+  return CUFLASH_SUCCESS;
+}
+
+Extents query_extents(const Problem& p) { return {p.batch, p.heads_q, p.len_q, p.head_dim}; }
+Extents key_extents(const Problem& p) { return {p.batch, p.heads_kv, p.len_k, p.head_dim}; }
+
+Status check_dtypes(const cuflash_problem_t& problem, Dtype of_q) {
+  CUFLASH_TRY(check_tensor_dtype("problem.k", problem.k.dtype, of_q));
+  CUFLASH_TRY(check_tensor_dtype("problem.v", problem.v.dtype, of_q));
+  return check_tensor_dtype("problem.o", problem.o.dtype, of_q);
+}
+
+}  // namespace
+
+Status check_forward(const cuflash_problem_t* source, Purpose purpose, CheckedProblem* checked) {
+  cuflash_problem_t problem;
+  CUFLASH_TRY(check_common(source, Operation::kForward, purpose, &problem, checked));
+  Problem& p = checked->problem;
+  CUFLASH_TRY(check_dtypes(problem, p.dtype));
+  Tensors tensors(purpose, &checked->memory);
+  const Extents queries = query_extents(p), keys = key_extents(p);
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
+  CUFLASH_TRY(tensors.add("problem.k", problem.k, keys, p.dtype, Role::kInput, &p.k));
+  CUFLASH_TRY(tensors.add("problem.v", problem.v, keys, p.dtype, Role::kInput, &p.v));
+  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kOutput, &p.o));
+  p.aligned16 = tensors.aligned16();
+  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
+                                    problem.lse_head_stride, problem.lse_row_stride, queries, true,
+                                    Role::kOutput, &p.lse));
+  tensors.add_bytes("problem.workspace", problem.workspace,
+                    static_cast<int64_t>(problem.workspace_size));
+  return tensors.check_overlaps();
+}
+
+Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t* source_gradients,
+                      Purpose purpose, CheckedProblem* checked) {
+  cuflash_problem_t problem;
+  cuflash_gradients_t gradients;
+  CUFLASH_TRY(check_common(source, Operation::kBackward, purpose, &problem, checked));
+  CUFLASH_TRY(import_struct(source_gradients, "cuflash_gradients", &gradients));
+  CUFLASH_TRY(check_flags("gradients", gradients.flags,
+                          CUFLASH_GRADIENTS_ACCUMULATE | CUFLASH_GRADIENTS_DELTA_GIVEN));
+  CUFLASH_TRY(refuse_gradient_fields(gradients));
+  Problem& p = checked->problem;
+  CUFLASH_TRY(check_dtypes(problem, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("gradients.d_o", gradients.d_o.dtype, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("gradients.dq", gradients.dq.dtype, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("gradients.dk", gradients.dk.dtype, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("gradients.dv", gradients.dv.dtype, p.dtype));
+  Tensors tensors(purpose, &checked->memory);
+  const Extents queries = query_extents(p), keys = key_extents(p);
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
+  CUFLASH_TRY(tensors.add("problem.k", problem.k, keys, p.dtype, Role::kInput, &p.k));
+  CUFLASH_TRY(tensors.add("problem.v", problem.v, keys, p.dtype, Role::kInput, &p.v));
+  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kInput, &p.o));
+  CUFLASH_TRY(tensors.add("gradients.d_o", gradients.d_o, queries, p.dtype, Role::kInput, &p.d_o));
+  CUFLASH_TRY(tensors.add("gradients.dq", gradients.dq, queries, p.dtype, Role::kOutput, &p.dq));
+  CUFLASH_TRY(tensors.add("gradients.dk", gradients.dk, keys, p.dtype, Role::kOutput, &p.dk));
+  CUFLASH_TRY(tensors.add("gradients.dv", gradients.dv, keys, p.dtype, Role::kOutput, &p.dv));
+  p.aligned16 = tensors.aligned16();
+  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
+                                    problem.lse_head_stride, problem.lse_row_stride, queries, false,
+                                    Role::kInput, &p.lse));
+  tensors.add_bytes("problem.workspace", problem.workspace,
+                    static_cast<int64_t>(problem.workspace_size));
+  return tensors.check_overlaps();
+}
+
+Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* source_cache,
+                    Purpose purpose, CheckedProblem* checked) {
+  cuflash_problem_t problem;
+  cuflash_kv_cache_t cache;
+  CUFLASH_TRY(check_common(source, Operation::kDecode, purpose, &problem, checked));
+  CUFLASH_TRY(import_struct(source_cache, "cuflash_kv_cache", &cache));
+  CUFLASH_TRY(check_flags("cache", cache.flags, 0));
+  CUFLASH_CHECK(is_zero(problem.k), CUFLASH_ERROR_INVALID_VALUE,
+                "problem.k: must be all zero in decode; the cache holds the keys");
+  CUFLASH_CHECK(is_zero(problem.v), CUFLASH_ERROR_INVALID_VALUE,
+                "problem.v: must be all zero in decode; the cache holds the values");
+  CUFLASH_CHECK(problem.len_k == 0, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.len_k: %lld; must be 0 in decode, cache.max_len tells",
+                static_cast<ll>(problem.len_k));
+  CUFLASH_TRY(refuse_cache_fields(cache));
+  Problem& p = checked->problem;
+  CUFLASH_TRY(check_extent("cache.max_len", cache.max_len));
+  CUFLASH_TRY(check_extent("cache.num_pages", cache.num_pages));
+  CUFLASH_CHECK(cache.num_pages == 0 || cache.num_pages >= p.batch,
+                CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "cache.num_pages: %lld entries for a batch of %lld",
+                static_cast<ll>(cache.num_pages), static_cast<ll>(p.batch));
+  p.len_k = cache.max_len;
+  CUFLASH_TRY(check_rows("problem.batch * heads_kv * cache.max_len", p.batch, p.heads_kv, p.len_k));
+  CUFLASH_TRY(check_tensor_dtype("problem.o", problem.o.dtype, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("cache.k", cache.k.dtype, p.dtype));
+  CUFLASH_TRY(check_tensor_dtype("cache.v", cache.v.dtype, p.dtype));
+  Tensors tensors(purpose, &checked->memory);
+  const Extents queries = query_extents(p), keys = key_extents(p);
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
+  CUFLASH_TRY(tensors.add("cache.k", cache.k, keys, p.dtype, Role::kInput, &p.k));
+  CUFLASH_TRY(tensors.add("cache.v", cache.v, keys, p.dtype, Role::kInput, &p.v));
+  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kOutput, &p.o));
+  p.aligned16 = tensors.aligned16();
+  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
+                                    problem.lse_head_stride, problem.lse_row_stride, queries, true,
+                                    Role::kOutput, &p.lse));
+  p.lengths_k = cache.lengths;
+  if (cache.lengths != nullptr) checked->memory.add("cache.lengths", cache.lengths, p.batch * 4);
+  tensors.add_bytes("problem.workspace", problem.workspace,
+                    static_cast<int64_t>(problem.workspace_size));
+  return tensors.check_overlaps();
+}
+
+Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
+  cuflash_merge_t merge;
+  CUFLASH_TRY(import_struct(source, "cuflash_merge", &merge));
+  CUFLASH_TRY(check_flags("merge", merge.flags, CUFLASH_MERGE_LSE_BASE2));
+  MergeProblem& p = checked->problem;
+  Dtype in = Dtype::kF32, out = Dtype::kF32;
+  CUFLASH_TRY(check_compute_dtype("merge.parts", merge.parts.dtype, &in));
+  out = in;
+  if (merge.o.dtype != CUFLASH_DTYPE_DEFAULT)
+    CUFLASH_TRY(check_compute_dtype("merge.o", merge.o.dtype, &out));
+  CUFLASH_TRY(check_extent("merge.num_parts", merge.num_parts));
+  CUFLASH_TRY(check_extent("merge.batch", merge.batch));
+  CUFLASH_TRY(check_extent("merge.heads", merge.heads));
+  CUFLASH_TRY(check_extent("merge.len", merge.len));
+  CUFLASH_TRY(check_head_dim("merge.head_dim", merge.head_dim));
+  CUFLASH_TRY(check_rows("merge.batch * heads * len", merge.batch, merge.heads, merge.len));
+  p.num_parts = merge.num_parts, p.batch = merge.batch, p.heads = merge.heads;
+  p.len = merge.len, p.head_dim = merge.head_dim;
+  p.part_stride = merge.part_stride, p.lse_part_stride = merge.lse_part_stride;
+  p.base2 = (merge.flags & CUFLASH_MERGE_LSE_BASE2) != 0;
+  for (const auto& [name, stride] :
+       {std::pair<const char*, int64_t>{"merge.part_stride", merge.part_stride},
+        {"merge.lse_part_stride", merge.lse_part_stride}})
+    CUFLASH_CHECK(stride >= 0 && stride <= kMaxStride, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld; 0 to 2^48", name, static_cast<ll>(stride));
+
+  const Extents rows{merge.batch, merge.heads, merge.len, merge.head_dim};
+  Tensors outputs(Purpose::kCall, &checked->memory);
+  CUFLASH_TRY(outputs.add("merge.o", merge.o, rows, out, Role::kOutput, &p.o));
+  CUFLASH_TRY(outputs.add_row_stats("merge.lse", merge.lse, merge.lse_batch_stride,
+                                    merge.lse_head_stride, merge.lse_row_stride, rows, true,
+                                    Role::kOutput, &p.lse));
+  CUFLASH_TRY(outputs.check_overlaps());
+  // Without parts their pointers are not read.
+  MemoryUse part_memory;
+  Tensors inputs(merge.num_parts == 0 ? Purpose::kQuery : Purpose::kCall, &part_memory);
+  CUFLASH_TRY(inputs.add("merge.parts", merge.parts, rows, in, Role::kInput, &p.parts));
+  CUFLASH_TRY(inputs.add_row_stats("merge.lse_parts", const_cast<float*>(merge.lse_parts),
+                                   merge.lse_batch_stride, merge.lse_head_stride,
+                                   merge.lse_row_stride, rows, false, Role::kInput, &p.lse_parts));
+  if (rows.empty() || merge.num_parts == 0) return CUFLASH_SUCCESS;
+
+  const PartSeries parts("merge.parts", p.parts, rows, dtype_bytes(in), p.part_stride, p.num_parts);
+  const PartSeries lse_parts("merge.lse_parts", p.lse_parts, rows, p.lse_part_stride, p.num_parts);
+  const PartSeries o("merge.o", p.o, rows, dtype_bytes(out), 0, 1);
+  const PartSeries lse("merge.lse", p.lse, rows, 0, 1);
+  CUFLASH_TRY(check_merge_output(o, parts, in == out));
+  CUFLASH_TRY(check_merge_output(o, lse_parts, false));
+  if (merge.lse != nullptr) {
+    CUFLASH_TRY(check_merge_output(lse, lse_parts, true));
+    CUFLASH_TRY(check_merge_output(lse, parts, false));
+  }
+  for (const PartSeries& series : {parts, lse_parts})
+    checked->memory.add(series.name, reinterpret_cast<const void*>(series.box.base),
+                        series.bytes());
+  return CUFLASH_SUCCESS;
+}
+
+Status check_append(const cuflash_kv_cache_t* source_cache, const cuflash_kv_append_t* source) {
+  cuflash_kv_cache_t cache;
+  cuflash_kv_append_t append;
+  CUFLASH_TRY(import_struct(source_cache, "cuflash_kv_cache", &cache));
+  CUFLASH_TRY(import_struct(source, "cuflash_kv_append", &append));
+  return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_kv_cache_append: not implemented yet");
+}
+
+Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* source_weights) {
+  cuflash_problem_t problem;
+  cuflash_weights_t weights;
+  CUFLASH_TRY(import_struct(source, "cuflash_problem", &problem));
+  CUFLASH_TRY(import_struct(source_weights, "cuflash_weights", &weights));
+  return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_attention_weights: not implemented yet");
+}
+
+Status init_struct(void* pointer, size_t size, const char* name) {
+  CUFLASH_CHECK(pointer != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
+  CUFLASH_CHECK(size >= 8 && size <= kMaxStructSize && size % 8 == 0, CUFLASH_ERROR_STRUCT_SIZE,
+                "size: %zu for %s; 8 to %zu, a multiple of 8: sizeof the struct", size, name,
+                kMaxStructSize);
+  std::memset(pointer, 0, size);
+  const auto struct_size = static_cast<uint32_t>(size);
+  std::memcpy(pointer, &struct_size, sizeof struct_size);
+  return CUFLASH_SUCCESS;
+}
+
+Status check_output_size(uint32_t struct_size, size_t minimum, const char* name) {
+  CUFLASH_CHECK(struct_size >= minimum && struct_size <= kMaxStructSize, CUFLASH_ERROR_STRUCT_SIZE,
+                "%s.struct_size: %u; %zu to %zu", name, struct_size, minimum, kMaxStructSize);
+  return CUFLASH_SUCCESS;
+}
+
+}  // namespace cuflash

@@ -1,0 +1,10 @@
+// Markers for functions that the host compiler and nvcc both compile.
+#pragma once
+
+#if defined(__CUDACC__)
+#define CUFLASH_HOST_DEVICE __host__ __device__ __forceinline__
+#define CUFLASH_UNROLL _Pragma("unroll")
+#else
+#define CUFLASH_HOST_DEVICE inline
+#define CUFLASH_UNROLL
+#endif

@@ -1,0 +1,36 @@
+// Statuses inside the library and the message that goes with them.
+#pragma once
+
+#include <cstddef>
+
+#include "cuflash.h"
+
+namespace cuflash {
+
+using Status = cuflash_status_t;
+
+// Writes this thread's message (printf form) and returns `status`.
+[[gnu::format(printf, 2, 3)]] Status fail(Status status, const char* format, ...);
+
+// As fail(), for a failed CUDA call whose cudaError_t the caller may ask for.
+[[gnu::format(printf, 3, 4)]] Status fail_cuda(Status status, int cuda_error, const char* format,
+                                               ...);
+
+// Start of an entry point: no message, no CUDA error.
+void clear_error();
+
+const char* last_error();
+int last_cuda_error();
+
+#define CUFLASH_TRY(expression)                                           \
+  do {                                                                    \
+    const ::cuflash::Status cuflash_try_status = (expression);            \
+    if (cuflash_try_status != CUFLASH_SUCCESS) return cuflash_try_status; \
+  } while (0)
+
+#define CUFLASH_CHECK(condition, status, ...)                        \
+  do {                                                               \
+    if (!(condition)) return ::cuflash::fail((status), __VA_ARGS__); \
+  } while (0)
+
+}  // namespace cuflash

@@ -1,0 +1,26 @@
+// How decode cuts its keys into parts, and where partial results lie in the workspace. Host arithmetic.
+#pragma once
+
+#include <cstddef>
+
+#include "common/capabilities.hpp"
+#include "core/problem.hpp"
+
+namespace cuflash {
+
+constexpr int32_t kMaxSplits = 1024;
+
+// The number of parts for a decode problem: what the caller asked for, or enough to fill the device. Depends
+// on capacities known to the host, never on lengths on the device, so that a captured launch stays right.
+int32_t choose_splits(const Problem& problem, const Capabilities& capabilities);
+
+// Partial O (fp32 [split, batch, head, row, channel]) and LSE ([split, batch, head, row]).
+struct SplitWorkspace {
+  size_t lse_offset = 0, bytes = 0;  // O lies at 0
+};
+SplitWorkspace split_workspace(const Problem& problem, int32_t num_splits);
+
+// The merge of those partial results into the problem's o and lse.
+MergeProblem split_merge(const Problem& problem, int32_t num_splits, void* workspace);
+
+}  // namespace cuflash

@@ -1,0 +1,56 @@
+// A kernel as a value. Each family exports one ordered table of these; nothing else may choose a kernel.
+#pragma once
+
+#include <cstddef>
+
+#include "common/capabilities.hpp"
+#include "common/status.hpp"
+#include "core/problem.hpp"
+
+namespace cuflash {
+
+class ThreadPool;
+
+// Why a variant refuses a problem; null text means it accepts. The text completes "refused: ...".
+struct Refusal {
+  const char* reason = nullptr;
+  explicit operator bool() const { return reason != nullptr; }
+};
+
+// What a launch may use. The workspace has the bytes that the variant asked for.
+struct LaunchContext {
+  Capabilities capabilities;
+  int device = 0;          // CUDA ordinal
+  void* stream = nullptr;  // cudaStream_t
+  void* workspace = nullptr;
+  ThreadPool* pool = nullptr;  // CPU device
+};
+
+// What a variant will do for a problem: pure, host only.
+struct Plan {
+  size_t workspace_bytes = 0;
+  int launches = 1;
+  int32_t num_splits = 1;
+};
+
+struct Variant {
+  const char* name;  // stable and unique: fwd_wmma_f16_d64
+  const char* family;
+  Operation operation;
+  bool on_cpu;
+  int tile_m, tile_n, threads, shared_memory;
+  int rank;  // preference among the variants that accept
+  Refusal (*accepts)(const Variant&, const Problem&, const Capabilities&);
+  Plan (*plan)(const Problem&, const Capabilities&);
+  // Never allocates, never synchronises. Null: not in this build.
+  Status (*launch)(const Problem&, const Plan&, const LaunchContext&);
+  // Loads the kernels on the current device and sets their attributes; null: nothing to load.
+  Status (*preload)(int device);
+};
+
+struct VariantSpan {
+  const Variant* data;
+  size_t count;
+};
+
+}  // namespace cuflash
