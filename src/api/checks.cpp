@@ -323,14 +323,18 @@ class Tensors {
     return CUFLASH_SUCCESS;
   }
 
-  // A contiguous piece of memory that the call writes: the workspace.
-  void add_bytes(const char* name, const void* data, int64_t bytes) {
-    if (purpose_ == Purpose::kQuery || data == nullptr || bytes <= 0) return;
-    NamedBox& named = out_[outputs_++];
-    named.name = name;
-    named.box.base = reinterpret_cast<uintptr_t>(data);
-    named.box.element_bytes = bytes;
-    memory_->add(name, data, bytes);
+  // An array of int32 that the call reads; NULL is fine.
+  Status add_integers(const char* name, const int32_t* data, int64_t count) {
+    CUFLASH_CHECK(reinterpret_cast<uintptr_t>(data) % sizeof *data == 0, CUFLASH_ERROR_MISALIGNED,
+                  "%s: address %p; must be a multiple of %zu", name, static_cast<const void*>(data),
+                  sizeof *data);
+    add_bytes(&in_[inputs_], &inputs_, name, data, count * static_cast<int64_t>(sizeof *data));
+    return CUFLASH_SUCCESS;
+  }
+
+  // A contiguous piece of memory that the call writes.
+  void add_written_bytes(const char* name, const void* data, int64_t bytes) {
+    add_bytes(&out_[outputs_], &outputs_, name, data, bytes);
   }
 
   bool aligned16() const { return aligned16_; }
@@ -377,6 +381,15 @@ class Tensors {
     named.box = make_box(data, extents, item_bytes, stride);
     memory_->add(name, data, last + item_bytes);
     return CUFLASH_SUCCESS;
+  }
+
+  void add_bytes(NamedBox* named, int* count, const char* name, const void* data, int64_t bytes) {
+    if (purpose_ == Purpose::kQuery || data == nullptr || bytes <= 0) return;
+    named->name = name;
+    named->box.base = reinterpret_cast<uintptr_t>(data);
+    named->box.element_bytes = bytes;
+    ++*count;
+    memory_->add(name, data, bytes);
   }
 
   static Status report(Overlap overlap, const char* output, const char* other) {
@@ -517,9 +530,15 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   CUFLASH_CHECK(problem.workspace_size < (uint64_t{1} << 62), CUFLASH_ERROR_INVALID_VALUE,
                 "problem.workspace_size: %llu; below 2^62",
                 static_cast<unsigned long long>(problem.workspace_size));
-  if (p.mask.offsets != nullptr)
-    checked->memory.add("problem.mask_offsets", p.mask.offsets, p.batch * 4);
   return CUFLASH_SUCCESS;
+}
+
+// What every operation reads and writes beside its tensors, and then that nothing overlaps.
+Status check_rest(const cuflash_problem_t& problem, const Problem& p, Tensors* tensors) {
+  CUFLASH_TRY(tensors->add_integers("problem.mask_offsets", p.mask.offsets, p.batch));
+  tensors->add_written_bytes("problem.workspace", problem.workspace,
+                             static_cast<int64_t>(problem.workspace_size));
+  return tensors->check_overlaps();
 }
 
 Extents query_extents(const Problem& p) { return {p.batch, p.heads_q, p.len_q, p.head_dim}; }
@@ -548,9 +567,7 @@ Status check_forward(const cuflash_problem_t* source, Purpose purpose, CheckedPr
   CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
                                     problem.lse_head_stride, problem.lse_row_stride, queries, true,
                                     Role::kOutput, &p.lse));
-  tensors.add_bytes("problem.workspace", problem.workspace,
-                    static_cast<int64_t>(problem.workspace_size));
-  return tensors.check_overlaps();
+  return check_rest(problem, p, &tensors);
 }
 
 Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t* source_gradients,
@@ -582,9 +599,7 @@ Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t
   CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
                                     problem.lse_head_stride, problem.lse_row_stride, queries, false,
                                     Role::kInput, &p.lse));
-  tensors.add_bytes("problem.workspace", problem.workspace,
-                    static_cast<int64_t>(problem.workspace_size));
-  return tensors.check_overlaps();
+  return check_rest(problem, p, &tensors);
 }
 
 Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* source_cache,
@@ -625,10 +640,8 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
                                     problem.lse_head_stride, problem.lse_row_stride, queries, true,
                                     Role::kOutput, &p.lse));
   p.lengths_k = cache.lengths;
-  if (cache.lengths != nullptr) checked->memory.add("cache.lengths", cache.lengths, p.batch * 4);
-  tensors.add_bytes("problem.workspace", problem.workspace,
-                    static_cast<int64_t>(problem.workspace_size));
-  return tensors.check_overlaps();
+  CUFLASH_TRY(tensors.add_integers("cache.lengths", cache.lengths, p.batch));
+  return check_rest(problem, p, &tensors);
 }
 
 Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {

@@ -22,10 +22,13 @@ void clear_error();
 const char* last_error();
 int last_cuda_error();
 
-#define CUFLASH_TRY(expression)                                           \
-  do {                                                                    \
-    const ::cuflash::Status cuflash_try_status = (expression);            \
-    if (cuflash_try_status != CUFLASH_SUCCESS) return cuflash_try_status; \
+// The counter gives each expansion its own name: the expression may hold a lambda that uses the macro too.
+#define CUFLASH_TRY(expression) CUFLASH_TRY_COUNTED_(expression, __COUNTER__)
+#define CUFLASH_TRY_COUNTED_(expression, counter) CUFLASH_TRY_NAMED_(expression, counter)
+#define CUFLASH_TRY_NAMED_(expression, counter)                                       \
+  do {                                                                                \
+    const ::cuflash::Status cuflash_status_##counter = (expression);                  \
+    if (cuflash_status_##counter != CUFLASH_SUCCESS) return cuflash_status_##counter; \
   } while (0)
 
 #define CUFLASH_CHECK(condition, status, ...)                        \

@@ -8,11 +8,14 @@
 
 namespace cuflash::device {
 
+constexpr int kMaxDevices = 64;
+
 class OncePerDevice {
  public:
   template <class F>
   Status run(int device, F f) {
-    if (device < 0 || device >= kMaxDevices) return f();
+    CUFLASH_CHECK(device >= 0 && device < kMaxDevices, CUFLASH_ERROR_INVALID_VALUE,
+                  "device %d: cuflash knows CUDA ordinals 0 to %d", device, kMaxDevices - 1);
     if (done_[device].load(std::memory_order_acquire)) return CUFLASH_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (done_[device].load(std::memory_order_relaxed)) return CUFLASH_SUCCESS;
@@ -22,7 +25,6 @@ class OncePerDevice {
   }
 
  private:
-  static constexpr int kMaxDevices = 64;
   std::mutex mutex_;
   std::atomic<bool> done_[kMaxDevices] = {};
 };

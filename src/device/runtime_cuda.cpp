@@ -10,8 +10,6 @@
 namespace cuflash::device {
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 struct DeviceState {
   OncePerDevice capabilities_once, pool_once;
   Capabilities capabilities[kMaxDevices];
@@ -23,12 +21,6 @@ struct DeviceState {
 DeviceState& state() {
   static DeviceState* instance = new DeviceState();
   return *instance;
-}
-
-Status check_ordinal(int device) {
-  CUFLASH_CHECK(device >= 0 && device < kMaxDevices, CUFLASH_ERROR_INVALID_VALUE,
-                "device %d: cuflash knows CUDA ordinals 0 to %d", device, kMaxDevices - 1);
-  return CUFLASH_SUCCESS;
 }
 
 Status create_pool(int device) {
@@ -147,7 +139,6 @@ Status current_device(int* device) {
 }
 
 Status query_capabilities(int device, Capabilities* capabilities) {
-  CUFLASH_TRY(check_ordinal(device));
   CUFLASH_TRY(state().capabilities_once.run(device, [&]() -> Status {
     int major = 0, minor = 0, sm_count = 0, shared_memory = 0, pageable = 0;
     const struct {
@@ -219,7 +210,6 @@ bool reads_pageable_memory(int device) {
 }
 
 Status pool_prepare(int device) {
-  CUFLASH_TRY(check_ordinal(device));
   return state().pool_once.run(device, [&] { return create_pool(device); });
 }
 

@@ -1,0 +1,1 @@
+"""From the public header to everything that must agree with it."""
