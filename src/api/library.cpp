@@ -66,11 +66,13 @@ void cuflash_version(int32_t* major, int32_t* minor, int32_t* patch) {
 int32_t cuflash_abi_version(void) { return CUFLASH_ABI; }
 
 const char* cuflash_build_info(void) {
-  static const std::string* info =
-      new std::string("cuflash " CUFLASH_TEXT(CUFLASH_VERSION_MAJOR) "." CUFLASH_TEXT(
-                          CUFLASH_VERSION_MINOR) "." CUFLASH_TEXT(CUFLASH_VERSION_PATCH) ", CUDA " +
-                      std::string(device::cuda_version_text()) + " for " CUFLASH_CUDA_ARCHS +
-                      ", compiler " __VERSION__);
+  static const std::string* info = new std::string(
+      "cuflash " CUFLASH_TEXT(CUFLASH_VERSION_MAJOR) "." CUFLASH_TEXT(
+          CUFLASH_VERSION_MINOR) "." CUFLASH_TEXT(CUFLASH_VERSION_PATCH) ", " +
+      (device::built_with_cuda()
+           ? "CUDA " + std::string(device::cuda_version_text()) + " for " CUFLASH_CUDA_ARCHS
+           : std::string("CPU device only")) +
+      ", compiler " __VERSION__);
   return info->c_str();
 }
 

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstdio>
+#include <string>
 
 #include "device/once_per_device.hpp"
 
@@ -49,9 +49,11 @@ Status create_pool(int device) {
 
 bool built_with_cuda() { return true; }
 
-#define CUFLASH_TEXT_(x) #x
-#define CUFLASH_TEXT(x) CUFLASH_TEXT_(x)
-const char* cuda_version_text() { return CUFLASH_TEXT(CUDART_VERSION); }
+const char* cuda_version_text() {
+  static const std::string* text = new std::string(std::to_string(CUDART_VERSION / 1000) + "." +
+                                                   std::to_string(CUDART_VERSION % 1000 / 10));
+  return text->c_str();
+}
 
 Status status_of(int cuda_error, const char* what) {
   const auto error = static_cast<cudaError_t>(cuda_error);
