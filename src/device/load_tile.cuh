@@ -1,0 +1,56 @@
+// A tile of rows of 16-bit elements, from global to shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "device/ptx/cp_async.cuh"
+
+namespace cuflash::device {
+
+// Copies the first min(rows, kRows) rows of `columns` elements, at most kColumns, to s_tile[kRows][kLd]. The rest
+// of the tile's kRows x kColumns becomes zero: nothing there, not even NaN, reaches a product.
+//
+// vector_access: g_tile and row_stride are multiples of 16 bytes and `columns` of 8; then the copies are
+// asynchronous and join the thread's open group of cp.async. Without it they go element by element.
+//
+// All kThreads threads take part. The tile is complete after each has waited for its group, and a barrier.
+template <int kThreads, int kRows, int kColumns, int kLd, class Element>
+__device__ __forceinline__ void load_tile(Element* s_tile, const Element* g_tile,
+                                          int64_t row_stride, int rows, int columns,
+                                          bool vector_access) {
+  constexpr int kChunk = 16 / sizeof(Element);
+  constexpr int kChunks = kColumns / kChunk;
+  // A power of two of threads for each row, so that a thread keeps its column; with 96 or 192 columns a
+  // quarter of them have nothing to do.
+  constexpr int kRowThreads = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
+  constexpr int kRowsPerPass = kThreads / kRowThreads;
+  static_assert(sizeof(Element) == 2 && kColumns % kChunk == 0 && kChunks <= 32);
+  static_assert(kLd % kChunk == 0 && kRows % kRowsPerPass == 0);
+
+  // This thread's part: from row `first` on every kRowsPerPass-th, from `column` on a chunk.
+  const unsigned first = threadIdx.x / kRowThreads;
+  const unsigned column = threadIdx.x % kRowThreads * kChunk;
+  if (column >= kColumns) return;
+  const int valid_rows = rows - static_cast<int>(first);
+  const int valid_columns = columns - static_cast<int>(column);
+  Element* s_chunk = s_tile + (first * kLd + column);
+  const Element* g_chunk = g_tile + first * row_stride + column;
+  if (vector_access) {
+#pragma unroll
+    for (int row = 0; row < kRows; row += kRowsPerPass) {
+      ptx::cp_async_16_zfill(s_chunk + row * kLd, g_chunk, row < valid_rows && valid_columns > 0);
+      g_chunk += kRowsPerPass * row_stride;
+    }
+  } else {
+#pragma unroll 1
+    for (int row = 0; row < kRows; row += kRowsPerPass) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i)
+        s_chunk[i] = row < valid_rows && i < valid_columns ? g_chunk[i] : Element(0.0f);
+      s_chunk += kRowsPerPass * kLd;
+      g_chunk += kRowsPerPass * row_stride;
+    }
+  }
+}
+
+}  // namespace cuflash::device

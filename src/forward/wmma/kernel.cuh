@@ -1,0 +1,439 @@
+// Forward attention on tensor cores through nvcuda::wmma: exact, one pass over the keys, fp32 sums. f16 from
+// sm_70, bf16 from sm_80; any strides, masks, lengths; head_dim up to the bucket, padded with zeros.
+//
+// One block computes one tile of O: kTileM query rows of one head. Each of its four warps owns
+// kStrips x 16 of them from start to end, with Q and O in fragments (registers); the warps share K and V.
+//
+//            key tile j                                             | key tile j + 1
+//   copies   [ V(j)            ][ K(j+1)                            ]|[ V(j+1) ...
+//   warps     S = Q K(j)^T      softmax of S, by rows    O += P V(j)
+//   barriers ^ K(j) is there    ^ K(j) is free           ^ V(j) is there
+//
+// WMMA does not say which element of a matrix a thread holds. Scores therefore go through the warp's own
+// shared memory: stored as fp32, read back by rows (two lanes each), and left there as 16-bit weights P for
+// the second product. O stays in fragments all the time: loading a matrix of row numbers once tells in
+// which row each element lies, and that is all that rescaling needs.
+//
+// Shared memory, for head_dim 64 (54 KB at 128, 44 KB at 256):
+//   k        [64][64 + 8]        16 bit    9,216 bytes      Q passes through k and v at the start
+//   v        [64][64 + 8]        16 bit    9,216
+//   warps[4] [16][64 + 8] fp32 + [16] fp32 18,688           scores, then P; row factors
+//
+// Limits: three barriers for each key tile, and scores cross shared memory twice: see README.md.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <mma.h>
+
+#include "attention/key_range.hpp"
+#include "attention/online_softmax.hpp"
+#include "core/variant.hpp"
+#include "device/launch.cuh"
+#include "device/load_tile.cuh"
+#include "device/once_per_device.hpp"
+#include "device/packed16.cuh"
+#include "device/ptx/ex2.cuh"
+#include "device/ptx/wmma_load.cuh"
+#include "forward/wmma/config.hpp"
+
+namespace cuflash::forward_wmma {
+
+namespace ptx = device::ptx;
+namespace wmma = nvcuda::wmma;
+
+using f16 = __half;
+using bf16 = __nv_bfloat16;
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// ---- fragments ------------------------------------------------------------------------------------
+
+template <class Element>
+using LeftFragment =  // of Q, and of the weights P
+    wmma::fragment<wmma::matrix_a, kFragment, kFragment, kFragment, Element, wmma::row_major>;
+template <class Element>
+using KeyFragment =  // column-major: rows of K are columns of its transpose
+    wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, Element, wmma::col_major>;
+template <class Element>
+using ValueFragment =
+    wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, Element, wmma::row_major>;
+using Accumulator = wmma::fragment<wmma::accumulator, kFragment, kFragment, kFragment, float>;
+
+// Whether this GPU's WMMA has the type.
+template <class Element>
+inline constexpr bool kHasWmma = true;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <>
+inline constexpr bool kHasWmma<bf16> = false;
+#endif
+
+template <class Fragment>
+__device__ void load_fragment(Fragment& fragment, const f16* s_matrix, int ld) {
+  wmma::load_matrix_sync(fragment, s_matrix, ld);
+}
+template <class Fragment>
+__device__ void load_fragment(Fragment& fragment, const bf16* s_matrix, int ld) {
+  ptx::wmma_load_m16n16k16_shared(fragment, s_matrix, ld);
+}
+
+// ---- rows of accumulators -------------------------------------------------------------------------
+
+// Which row each of this thread's accumulator elements lies in, 4 bits each. WMMA does not say; loading a
+// matrix of row numbers tells.
+template <class Config, class Warp>
+__device__ uint32_t learn_element_rows(Warp& s_warp, unsigned lane) {
+  for (unsigned i = lane; i < kFragment * kFragment; i += 32)
+    s_warp.scores[i / kFragment][i % kFragment] = static_cast<float>(i / kFragment);
+  __syncwarp();
+  Accumulator rows;
+  wmma::load_matrix_sync(rows, s_warp.scores[0], Config::kLdScores, wmma::mem_row_major);
+  static_assert(Accumulator::num_elements == 8, "4 bits each must fit in 32");
+  uint32_t packed = 0;
+#pragma unroll
+  for (int e = 0; e < Accumulator::num_elements; ++e)
+    packed |= static_cast<uint32_t>(rows.x[e]) << (4 * e);
+  return packed;
+}
+
+// o *= factor of the element's row
+template <int kCount>
+__device__ void scale_rows(Accumulator (&o)[kCount], const float* s_row_factors,
+                           uint32_t element_rows) {
+#pragma unroll
+  for (int e = 0; e < Accumulator::num_elements; ++e) {
+    const float factor = s_row_factors[element_rows >> (4 * e) & 15];
+#pragma unroll
+    for (int f = 0; f < kCount; ++f) o[f].x[e] *= factor;
+  }
+}
+
+// ---- products -------------------------------------------------------------------------------------
+
+// Scores of the warp's rows and all keys of the tile: Q K^T, left in s_warp.scores.
+template <class Config, class Element, class Warp, int kStrips, int kChannelFragments>
+__device__ void multiply_q_k(Warp& s_warp,
+                             const LeftFragment<Element> (&q)[kStrips][kChannelFragments],
+                             const Element (&s_k)[Config::kTileN][Config::kLdTile]) {
+#pragma unroll
+  for (int key = 0; key < Config::kTileN; key += kFragment) {
+    Accumulator scores[kStrips];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) wmma::fill_fragment(scores[strip], 0.0f);
+#pragma unroll
+    for (int f = 0; f < kChannelFragments; ++f) {
+      KeyFragment<Element> k;
+      load_fragment(k, &s_k[key][f * kFragment], Config::kLdTile);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip)
+        wmma::mma_sync(scores[strip], q[strip][f], k, scores[strip]);
+    }
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+      wmma::store_matrix_sync(&s_warp.scores[strip * kFragment][key], scores[strip],
+                              Config::kLdScores, wmma::mem_row_major);
+  }
+}
+
+// o += P V for the warp's rows.
+template <class Config, class Element, class Warp, int kStrips, int kChannelFragments>
+__device__ void multiply_p_v(Accumulator (&o)[kStrips][kChannelFragments], const Warp& s_warp,
+                             const Element (&s_v)[Config::kTileN][Config::kLdTile]) {
+#pragma unroll
+  for (int n = 0; n < Config::kTileN / kFragment; ++n) {
+    LeftFragment<Element> p[kStrips];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+      load_fragment(p[strip], &s_warp.weights[strip * kFragment][n * kFragment], Config::kLdScores);
+#pragma unroll
+    for (int f = 0; f < kChannelFragments; ++f) {
+      ValueFragment<Element> v;
+      load_fragment(v, &s_v[n * kFragment][f * kFragment], Config::kLdTile);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip)
+        wmma::mma_sync(o[strip][f], p[strip], v, o[strip][f]);
+    }
+  }
+}
+
+// ---- softmax --------------------------------------------------------------------------------------
+
+// The running softmax of one row, in two lanes: both hold the maximum of the raw scores, each the sum of the
+// weights that it computed.
+struct RowState {
+  float m = negative_infinity();
+  float l = 0;
+};
+
+// The columns [begin, end) of a tile of scores that a row sees.
+struct Columns {
+  int begin, end;
+
+  __device__ bool contain(unsigned column) const {
+    return column - static_cast<unsigned>(begin) < static_cast<unsigned>(end - begin);
+  }
+};
+
+// The part of `keys` in the tile that starts at first_key.
+template <int kTileN>
+__device__ Columns columns_of(const Range& keys, int64_t first_key) {
+  const int64_t begin = clamp64(keys.begin - first_key, 0, kTileN);
+  const int64_t end = clamp64(keys.end - first_key, begin, kTileN);
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// Turns 16 rows of scores of a warp into 16-bit weights 2^((score - m) * scale_log2), and leaves in row_factors
+// what O must be multiplied by before they count. Returns whether any factor is not 1. Lanes 2r and 2r + 1
+// share row r, four columns in turn. The strips are taken in order: the weights are half as long as the
+// scores, so they lie over scores that have been read.
+template <bool kMasked, class Config, class Warp>
+__device__ bool softmax_strip(Warp& s_warp, int strip, unsigned lane, float scale_log2,
+                              Columns seen, RowState& state) {
+  constexpr int kGroups = Config::kTileN / 8;
+  const unsigned row = strip * kFragment + lane / 2;
+  const unsigned first_column = lane % 2 * 4;
+
+  float x[kGroups][4];  // [group][i] is column 8 * group + first_column + i
+  float m_part[4] = {state.m, state.m, state.m, state.m};
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const auto scores =
+        *reinterpret_cast<const float4*>(&s_warp.scores[row][8 * group + first_column]);
+    x[group][0] = scores.x, x[group][1] = scores.y, x[group][2] = scores.z, x[group][3] = scores.w;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kMasked && !seen.contain(8 * group + first_column + i)) x[group][i] = negative_infinity();
+      m_part[i] = fmaxf(m_part[i], x[group][i]);
+    }
+  }
+  float m = fmaxf(fmaxf(m_part[0], m_part[1]), fmaxf(m_part[2], m_part[3]));
+  m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 1));
+  // An unchanged maximum needs no factor, -inf included. A first one has nothing to multiply and must not
+  // meet scale 0: -inf * 0.
+  float factor = 1;
+  if (state.m != m)
+    factor = state.m == negative_infinity() ? 0 : ptx::ex2_approx_ftz((state.m - m) * scale_log2);
+  if (first_column == 0) s_warp.row_factors[row] = factor;
+  __syncwarp();  // SAFETY: all lanes have read the strip's scores before weights overwrite them.
+
+  float l_part[4] = {state.l * factor, 0, 0, 0};
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // The difference first: scores of 1e11 lose their distance in fma(x, c, -m * c).
+      p[i] = ptx::ex2_approx_ftz((x[group][i] - m) * scale_log2);
+      // Not left to 2^-inf: with scale 0, or where no key has been seen yet, that is NaN.
+      if (kMasked && x[group][i] == negative_infinity()) p[i] = 0;
+      l_part[i] += p[i];
+    }
+    device::store_packed16(&s_warp.weights[row][8 * group + first_column], p);
+  }
+  state.m = m;
+  state.l = (l_part[0] + l_part[1]) + (l_part[2] + l_part[3]);
+  return __any_sync(kFullWarp, factor != 1.0f);
+}
+
+// ---- output ---------------------------------------------------------------------------------------
+
+// Writes `rows` rows, at most 16, of a strip of O, through the warp's scores.
+template <class Config, class Element, class Warp>
+__device__ void store_strip(Warp& s_warp, unsigned lane,
+                            const Accumulator (&o)[Config::kHeadDim / kFragment], Element* g_o,
+                            int64_t row_stride, int64_t rows, int head_dim, bool vector_access) {
+  constexpr int kColumns = Config::kHeadDim % Config::kTileN == 0 ? Config::kTileN : 32;
+  constexpr int kChunk = 16 / sizeof(Element);
+  constexpr int kChunks = kColumns / kChunk;  // of a row
+#pragma unroll
+  for (int first = 0; first < Config::kHeadDim; first += kColumns) {
+#pragma unroll
+    for (int column = 0; column < kColumns; column += kFragment)
+      wmma::store_matrix_sync(&s_warp.scores[0][column], o[(first + column) / kFragment],
+                              Config::kLdScores, wmma::mem_row_major);
+    __syncwarp();  // SAFETY: the columns are written before other lanes read them.
+#pragma unroll
+    for (unsigned i = lane; i < kFragment * kChunks; i += 32) {
+      const unsigned row = i / kChunks;
+      const unsigned column = i % kChunks * kChunk;
+      const int channel = static_cast<int>(first + column);
+      if (row >= rows) continue;
+      float x[kChunk];
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) x[j] = s_warp.scores[row][column + j];
+      Element* g_chunk = g_o + row * row_stride + channel;
+      if (vector_access) {
+        if (channel < head_dim) device::store_packed16(g_chunk, x);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j)
+          if (channel + j < head_dim) g_chunk[j] = Element(x[j]);
+      }
+    }
+    __syncwarp();  // SAFETY: they are read before the next columns overwrite them.
+  }
+}
+
+// ---- the kernel -----------------------------------------------------------------------------------
+
+template <class Element, class Config>
+__device__ void forward_block(const Problem& problem, bool vector_access) {
+  constexpr int kTileN = Config::kTileN;
+  constexpr int kStrips = Config::kStrips;
+  constexpr int kChannelFragments = Config::kHeadDim / kFragment;
+
+  extern __shared__ __align__(128) unsigned char s_memory[];
+  auto& s = *reinterpret_cast<SharedStorage<Config, Element>*>(s_memory);
+  const unsigned warp = threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32;
+  auto& s_warp = s.warps[warp];
+
+  // Late rows first: under a causal mask they see the most keys, and the short blocks fill the end.
+  const auto heads_q = static_cast<uint32_t>(problem.heads_q);
+  const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
+  const uint32_t m_tile = gridDim.x / heads - 1 - blockIdx.x / heads;
+  const uint32_t b = blockIdx.x % heads / heads_q;
+  const uint32_t head = blockIdx.x % heads % heads_q;
+  const int64_t head_kv = problem.head_kv(head);
+  const int head_dim = static_cast<int>(problem.head_dim);
+  const float scale_log2 = problem.scale * kLog2E;
+
+  const int64_t tile_row = int64_t{m_tile} * Config::kTileM;
+  const int64_t len_k = problem.keys_of(b);
+  const int64_t shift = centre_shift(problem.mask, b, problem.len_q, len_k);
+  const TileRange keys = tile_keys(problem.mask, shift, tile_row,
+                                   min64(tile_row + Config::kTileM, problem.len_q), len_k);
+  // From here on keys are counted from the first that any row of the tile sees.
+  const auto num_keys = static_cast<int>(keys.any.end - keys.any.begin);
+  const auto unmasked_begin = static_cast<int>(keys.all.begin - keys.any.begin);
+  const auto unmasked_end = static_cast<int>(keys.all.end - keys.any.begin);
+  const Element* g_q = problem.q.row<const Element>(b, head, tile_row);
+  const Element* g_k = problem.k.row<const Element>(b, head_kv, keys.any.begin);
+  const Element* g_v = problem.v.row<const Element>(b, head_kv, keys.any.begin);
+  const auto load_q = [&] {
+    device::load_tile<kThreads, Config::kTileM, Config::kHeadDim, Config::kLdTile>(
+        s.k[0], g_q, problem.q.row_stride, static_cast<int>(problem.len_q - tile_row), head_dim,
+        vector_access);
+  };
+  const auto load_k = [&](int key) {
+    device::load_tile<kThreads, kTileN, Config::kHeadDim, Config::kLdTile>(
+        s.k[0], g_k + key * problem.k.row_stride, problem.k.row_stride, num_keys - key, head_dim,
+        vector_access);
+  };
+  const auto load_v = [&](int key) {
+    device::load_tile<kThreads, kTileN, Config::kHeadDim, Config::kLdTile>(
+        s.v[0], g_v + key * problem.v.row_stride, problem.v.row_stride, num_keys - key, head_dim,
+        vector_access);
+  };
+
+  load_q();
+  ptx::cp_async_commit();
+  const uint32_t element_rows = learn_element_rows<Config>(s_warp, lane);
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // SAFETY: Q has landed; the row numbers have been read.
+  LeftFragment<Element> q[kStrips][kChannelFragments];
+  Accumulator o[kStrips][kChannelFragments];
+  RowState state[kStrips];
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip)
+#pragma unroll
+    for (int f = 0; f < kChannelFragments; ++f) {
+      const unsigned row = warp * Config::kWarpRows + strip * kFragment;
+      load_fragment(q[strip][f], s.k[0] + row * Config::kLdTile + f * kFragment, Config::kLdTile);
+      wmma::fill_fragment(o[strip][f], 0.0f);
+    }
+  __syncthreads();  // SAFETY: all warps have read Q before K overwrites it.
+  if (num_keys > 0) load_k(0);
+  ptx::cp_async_commit();
+
+  // Counted down: num_keys may be 2^31 - 1, where a key counted up would overflow.
+  for (int keys_left = num_keys; keys_left > 0; keys_left -= kTileN) {
+    const int key = num_keys - keys_left;
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // SAFETY: this K has landed; all warps have read the last V and weights.
+    load_v(key);
+    ptx::cp_async_commit();
+    multiply_q_k<Config>(s_warp, q, s.k);
+
+    __syncthreads();  // SAFETY: all warps have read this K; the scores are written.
+    if (keys_left > kTileN) load_k(key + kTileN);
+    ptx::cp_async_commit();  // a group also where it is empty: the wait below counts
+    bool rescale[kStrips];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      if (key < unmasked_begin || unmasked_end - key < kTileN) {
+        const int64_t row = tile_row + warp * Config::kWarpRows + strip * kFragment + lane / 2;
+        const Columns seen =
+            columns_of<kTileN>(visible_keys(problem.mask, shift, row, len_k), keys.any.begin + key);
+        rescale[strip] =
+            softmax_strip<true, Config>(s_warp, strip, lane, scale_log2, seen, state[strip]);
+      } else {
+        rescale[strip] =
+            softmax_strip<false, Config>(s_warp, strip, lane, scale_log2, {}, state[strip]);
+      }
+    }
+
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // SAFETY: this V has landed; weights and factors are written.
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+      if (rescale[strip])
+        scale_rows(o[strip], s_warp.row_factors + strip * kFragment, element_rows);
+    multiply_p_v<Config>(o, s_warp, s.v);
+  }
+
+  __syncwarp();  // SAFETY: the last weights and factors have been read.
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip) {
+    const int64_t strip_row = tile_row + warp * Config::kWarpRows + strip * kFragment;
+    const float m = state[strip].m;
+    const float l = state[strip].l + __shfl_xor_sync(kFullWarp, state[strip].l, 1);
+    const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
+    if (lane % 2 == 0) {
+      const int64_t row = strip_row + lane / 2;
+      s_warp.row_factors[lane / 2] = empty ? 0.0f : 1.0f / l;
+      if (problem.lse.data != nullptr && row < problem.len_q)
+        *problem.lse.at(b, head, row) = empty ? negative_infinity() : m * problem.scale + logf(l);
+    }
+    __syncwarp();  // SAFETY: the factors are written; store_strip ends with their being read.
+    scale_rows(o[strip], s_warp.row_factors, element_rows);
+    store_strip<Config>(s_warp, lane, o[strip], problem.o.row<Element>(b, head, strip_row),
+                        problem.o.row_stride, problem.len_q - strip_row, head_dim, vector_access);
+  }
+}
+
+template <class Element, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, KernelConfig<kHeadDim>::kMinBlocks)
+    forward_kernel(const __grid_constant__ Problem problem, bool vector_access) {
+  if constexpr (kHasWmma<Element>) {
+    forward_block<Element, KernelConfig<kHeadDim>>(problem, vector_access);
+  } else {
+    __trap();  // bf16 needs sm_80; the table refuses such GPUs
+  }
+}
+
+// ---- host side ------------------------------------------------------------------------------------
+
+template <class Element, int kHeadDim>
+Status preload(const char* name, int device) {
+  static device::OncePerDevice once;
+  return once.run(device, [&] {
+    return device::load_kernel(forward_kernel<Element, kHeadDim>, name, kSharedBytes<kHeadDim>);
+  });
+}
+
+template <class Element, int kHeadDim>
+Status launch(const char* name, const Problem& problem, const LaunchContext& context) {
+  using Config = KernelConfig<kHeadDim>;
+  static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
+  CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
+  const int64_t m_tiles = ceil_div(problem.len_q, Config::kTileM);
+  const bool vector_access = problem.aligned16 && problem.head_dim % 8 == 0;
+  return device::launch(
+      forward_kernel<Element, kHeadDim>, name,
+      {m_tiles * problem.batch * problem.heads_q, kThreads, kSharedBytes<kHeadDim>}, context.stream,
+      problem, vector_access);
+}
+
+}  // namespace cuflash::forward_wmma

@@ -1,0 +1,97 @@
+// The table of the wmma forward family. Plain C++: a build without CUDA has the rows, not the kernels.
+#include "forward/wmma/variants.hpp"
+
+#include "common/integer.hpp"
+#include "core/plans.hpp"
+#include "cuflash_built.hpp"
+#include "forward/wmma/config.hpp"
+
+// type, its Dtype, bucket of head dims, rank: the smallest bucket that fits wins.
+#define CUFLASH_FORWARD_WMMA_ROWS(ROW) \
+  ROW(f16, kF16, 32, 26)               \
+  ROW(f16, kF16, 64, 25)               \
+  ROW(f16, kF16, 96, 24)               \
+  ROW(f16, kF16, 128, 23)              \
+  ROW(f16, kF16, 192, 22)              \
+  ROW(f16, kF16, 256, 21)              \
+  ROW(bf16, kBf16, 32, 26)             \
+  ROW(bf16, kBf16, 64, 25)             \
+  ROW(bf16, kBf16, 96, 24)             \
+  ROW(bf16, kBf16, 128, 23)            \
+  ROW(bf16, kBf16, 192, 22)            \
+  ROW(bf16, kBf16, 256, 21)
+
+namespace cuflash {
+namespace forward_wmma {
+
+#define CUFLASH_DECLARE(type, dtype, head_dim, rank)                                              \
+  Status launch_fwd_wmma_##type##_d##head_dim(const Problem&, const Plan&, const LaunchContext&); \
+  Status preload_fwd_wmma_##type##_d##head_dim(int device);
+CUFLASH_FORWARD_WMMA_ROWS(CUFLASH_DECLARE)
+#undef CUFLASH_DECLARE
+
+namespace {
+
+constexpr int64_t kMaxBlocks = 0x7fffffff;  // of grid.x
+
+// A reason with a number in it, made by the compiler: refusals are pointers to constants.
+struct Text {
+  char data[64] = {};
+};
+
+constexpr Text text(const char* before, int number, const char* after) {
+  Text result;
+  int length = 0;
+  while (*before != '\0') result.data[length++] = *before++;
+  int unit = 1;
+  while (number / unit >= 10) unit *= 10;
+  for (; unit > 0; unit /= 10) result.data[length++] = static_cast<char>('0' + number / unit % 10);
+  while (*after != '\0') result.data[length++] = *after++;
+  return result;
+}
+
+template <int kHeadDim>
+constexpr Text kNeedsBucket = text("head_dim is above ", kHeadDim, "");
+template <int kHeadDim>
+constexpr Text kNeedsSharedMemory = text("needs ", kSharedBytes<kHeadDim>,
+                                         " bytes of shared memory per block");
+
+template <Dtype kDtype, int kHeadDim>
+Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
+  constexpr bool kIsF16 = kDtype == Dtype::kF16;
+  if (problem.dtype != kDtype) return {kIsF16 ? "takes f16 only" : "takes bf16 only"};
+  if (problem.head_dim > kHeadDim) return {kNeedsBucket<kHeadDim>.data};
+  if (capabilities.arch < (kIsF16 ? 70 : 80))
+    return {kIsF16 ? "needs sm_70 or newer" : "needs sm_80 or newer"};
+  if (capabilities.shared_memory_per_block < kSharedBytes<kHeadDim>)
+    return {kNeedsSharedMemory<kHeadDim>.data};
+  const int64_t m_tiles = ceil_div(problem.len_q, KernelConfig<kHeadDim>::kTileM);
+  if (m_tiles > 0 && problem.batch * problem.heads_q > kMaxBlocks / m_tiles)
+    return {"more than 2^31 - 1 tiles of query rows"};
+  return {};
+}
+
+#define CUFLASH_VARIANT_ROW(type, dtype, head_dim, rank)                              \
+  {"fwd_wmma_" #type "_d" #head_dim,                                                  \
+   "wmma",                                                                            \
+   Operation::kForward,                                                               \
+   false,                                                                             \
+   KernelConfig<head_dim>::kTileM,                                                    \
+   KernelConfig<head_dim>::kTileN,                                                    \
+   kThreads,                                                                          \
+   kSharedBytes<head_dim>,                                                            \
+   rank,                                                                              \
+   accepts<Dtype::dtype, head_dim>,                                                   \
+   plan_nothing,                                                                      \
+   CUFLASH_ENTRY_fwd_wmma_##type##_d##head_dim(launch_fwd_wmma_##type##_d##head_dim), \
+   CUFLASH_ENTRY_fwd_wmma_##type##_d##head_dim(preload_fwd_wmma_##type##_d##head_dim)},
+constexpr Variant kRows[] = {CUFLASH_FORWARD_WMMA_ROWS(CUFLASH_VARIANT_ROW)};
+#undef CUFLASH_VARIANT_ROW
+
+}  // namespace
+}  // namespace forward_wmma
+
+extern const VariantSpan kForwardWmma = {
+    forward_wmma::kRows, sizeof forward_wmma::kRows / sizeof forward_wmma::kRows[0]};
+
+}  // namespace cuflash
