@@ -116,23 +116,32 @@ template <class Config, class Element, class Warp, int kStrips, int kChannelFrag
 __device__ void multiply_q_k(Warp& s_warp,
                              const LeftFragment<Element> (&q)[kStrips][kChannelFragments],
                              const Element (&s_k)[Config::kTileN][Config::kLdTile]) {
+  // Two key fragments at a time: one leaves the tensor cores waiting for its own sums; four cost the registers
+  // of all scores, and spill at head_dim 128.
+  constexpr int kGroup = 2;
 #pragma unroll
-  for (int key = 0; key < Config::kTileN; key += kFragment) {
-    Accumulator scores[kStrips];
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) wmma::fill_fragment(scores[strip], 0.0f);
-#pragma unroll
-    for (int f = 0; f < kChannelFragments; ++f) {
-      KeyFragment<Element> k;
-      load_fragment(k, &s_k[key][f * kFragment], Config::kLdTile);
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip)
-        wmma::mma_sync(scores[strip], q[strip][f], k, scores[strip]);
-    }
+  for (int key = 0; key < Config::kTileN; key += kGroup * kFragment) {
+    Accumulator scores[kStrips][kGroup];
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip)
-      wmma::store_matrix_sync(&s_warp.scores[strip * kFragment][key], scores[strip],
-                              Config::kLdScores, wmma::mem_row_major);
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n) wmma::fill_fragment(scores[strip][n], 0.0f);
+#pragma unroll
+    for (int f = 0; f < kChannelFragments; ++f)
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n) {
+        KeyFragment<Element> k;
+        load_fragment(k, &s_k[key + n * kFragment][f * kFragment], Config::kLdTile);
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip)
+          wmma::mma_sync(scores[strip][n], q[strip][f], k, scores[strip][n]);
+      }
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n)
+        wmma::store_matrix_sync(&s_warp.scores[strip * kFragment][key + n * kFragment],
+                                scores[strip][n], Config::kLdScores, wmma::mem_row_major);
   }
 }
 
