@@ -1,5 +1,5 @@
-// Forward attention: every kernel of the library on every shape below that it takes, and what a call costs
-// the host. Times are of CUDA events around one call; data are normally distributed.
+// Forward attention: the kernel that the library chooses for each shape below (CUFLASH_KERNEL forces another), and
+// what a call costs the host. Times are of CUDA events around one call; data are normally distributed.
 //
 //   bench_forward --benchmark_filter=wmma.*causal --benchmark_out=result.json
 //
@@ -164,25 +164,17 @@ void bench_forward(benchmark::State& state, const Shape& shape, const Dtype& dty
   cudaEventDestroy(end);
 }
 
-// Wall time of one positional call, from argument checks to the launch, with the stream's queue short.
-void bench_host_cost(benchmark::State& state) {
-  constexpr int kBatch = 1, kHeads = 1, kLen = 16, kHeadDim = 64, kCallsPerSync = 100;
-  const auto in = normal_values(kBatch * kHeads * kLen * kHeadDim, kDtypes[0], 1);
-  const DeviceBuffer o(kBatch * kHeads * kLen * kHeadDim * 2);
-  const DeviceBuffer lse(kBatch * kHeads * kLen * sizeof(float));
-  const auto call = [&] {
-    return cuflash_attention_forward_f16(in->data(), in->data(), in->data(), o.data(),
-                                         static_cast<float*>(lse.data()), kBatch, kHeads, kLen,
-                                         kHeadDim, 0.125f, 1, nullptr);
-  };
-  check(call(), "cuflash_attention_forward_f16");
+// The median wall time of `call`, which enqueues one small kernel; the queue of the stream is kept short.
+template <class Call>
+void measure_host_cost(benchmark::State& state, Call call) {
+  constexpr int kCallsPerSync = 100;
+  call();
   check(cudaDeviceSynchronize(), "host cost");
   std::vector<double> seconds;
   for (auto _ : state) {
     const auto start = std::chrono::steady_clock::now();
-    const cuflash_status_t status = call();
+    call();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    check(status, "cuflash_attention_forward_f16");
     seconds.push_back(elapsed.count());
     state.SetIterationTime(elapsed.count());
     if (seconds.size() % kCallsPerSync == 0) check(cudaDeviceSynchronize(), "host cost");
@@ -193,37 +185,58 @@ void bench_host_cost(benchmark::State& state) {
   state.counters["median_us"] = *middle * 1e6;
 }
 
-// A forced kernel that refuses a problem fails the query of its workspace.
-bool takes(const Shape& shape, const Dtype& dtype, const char* kernel) {
-  const cuflash_problem_t problem = make_problem(shape, dtype, kernel);
-  size_t bytes;
-  return cuflash_forward_workspace_size(nullptr, &problem, &bytes) == CUFLASH_SUCCESS;
+// One positional call, from argument checks to the launch.
+void bench_host_cost(benchmark::State& state) {
+  constexpr int kBatch = 1, kHeads = 1, kLen = 16, kHeadDim = 64;
+  const auto in = normal_values(kBatch * kHeads * kLen * kHeadDim, kDtypes[0], 1);
+  const DeviceBuffer o(kBatch * kHeads * kLen * kHeadDim * 2);
+  const DeviceBuffer lse(kBatch * kHeads * kLen * sizeof(float));
+  measure_host_cost(state, [&] {
+    check(cuflash_attention_forward_f16(in->data(), in->data(), in->data(), o.data(),
+                                        static_cast<float*>(lse.data()), kBatch, kHeads, kLen,
+                                        kHeadDim, 0.125f, 1, nullptr),
+          "cuflash_attention_forward_f16");
+  });
+}
+
+// What CUDA alone takes of it: a small asynchronous operation on the same stream.
+void bench_host_floor(benchmark::State& state) {
+  const DeviceBuffer buffer(256);
+  measure_host_cost(
+      state, [&] { check(cudaMemsetAsync(buffer.data(), 0, 256, nullptr), "cudaMemsetAsync"); });
+}
+
+// The name of the kernel that the library chooses, "" if none takes the shape.
+std::string chosen_kernel(const Shape& shape, const Dtype& dtype) {
+  const cuflash_problem_t problem = make_problem(shape, dtype, nullptr);
+  std::vector<char> json(1 << 16);
+  check(cuflash_forward_explain(nullptr, &problem, json.data(), json.size(), nullptr),
+        "cuflash_forward_explain");
+  const std::string key = "\"kernel\": \"", text = json.data();
+  const size_t at = text.find(key);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + key.size();
+  return text.substr(begin, text.find('"', begin) - begin);
 }
 
 void register_forward() {
-  for (int32_t i = 0; i < cuflash_kernel_count(); ++i) {
-    cuflash_kernel_info_t info = {};
-    info.struct_size = sizeof info;
-    check(cuflash_kernel_info(i, &info), "cuflash_kernel_info");
-    if (info.operation != CUFLASH_OPERATION_FORWARD || info.on_cpu || !info.built) continue;
-    for (const Dtype& dtype : kDtypes)
-      for (const Shape& shape : kShapes) {
-        if (!takes(shape, dtype, info.name)) continue;
-        char name[200];
-        std::snprintf(name, sizeof name, "forward/%s/%s/%s/%lldx%lld/%lldx%lldx%lld", info.name,
-                      dtype.name, shape.causal ? "causal" : "full",
-                      static_cast<long long>(shape.batch), static_cast<long long>(shape.heads_q),
-                      static_cast<long long>(shape.heads_kv), static_cast<long long>(shape.len),
-                      static_cast<long long>(shape.head_dim));
-        const std::string kernel = info.name;
-        benchmark::RegisterBenchmark(name,
-                                     [shape, dtype, kernel](benchmark::State& state) {
-                                       bench_forward(state, shape, dtype, kernel);
-                                     })
-            ->UseManualTime()
-            ->Unit(benchmark::kMillisecond);
-      }
-  }
+  for (const Dtype& dtype : kDtypes)
+    for (const Shape& shape : kShapes) {
+      const std::string kernel = chosen_kernel(shape, dtype);
+      if (kernel.empty()) continue;
+      char name[200];
+      std::snprintf(name, sizeof name, "forward/%s/%s/%s/%lldx%lld/%lldx%lldx%lld", kernel.c_str(),
+                    dtype.name, shape.causal ? "causal" : "full",
+                    static_cast<long long>(shape.batch), static_cast<long long>(shape.heads_q),
+                    static_cast<long long>(shape.heads_kv), static_cast<long long>(shape.len),
+                    static_cast<long long>(shape.head_dim));
+      benchmark::RegisterBenchmark(name,
+                                   [shape, dtype, kernel](benchmark::State& state) {
+                                     bench_forward(state, shape, dtype, kernel);
+                                   })
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond);
+    }
 }
 
 void add_context() {
@@ -244,6 +257,10 @@ void add_context() {
 int main(int argc, char** argv) {
   add_context();
   benchmark::RegisterBenchmark("host_cost/forward_f16", bench_host_cost)
+      ->Iterations(10000)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+  benchmark::RegisterBenchmark("host_cost/memset_async", bench_host_floor)
       ->Iterations(10000)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond);

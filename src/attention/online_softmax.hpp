@@ -21,11 +21,17 @@ struct OnlineSoftmax {
   // Takes in one natural-log score. Returns the factor for what was accumulated before; `weight` is the
   // score's own weight.
   CUFLASH_HOST_DEVICE float update(float score, float* weight) {
-    const float m_new = fmaxf(m, score);
+    return merge({score, 1.0f}, weight);
+  }
+
+  // The same for a state that took in other scores; `weight` is the factor for what it accumulated.
+  CUFLASH_HOST_DEVICE float merge(const OnlineSoftmax& other, float* weight) {
+    const float m_new = fmaxf(m, other.m);
     const float rescale = m == m_new ? 1.0f : expf(m - m_new);  // equal covers -inf - -inf
-    // -inf (a bias that masks) weighs nothing even where the maximum is -inf; NaN and +inf give NaN.
-    *weight = score == negative_infinity() ? 0.0f : expf(score - m_new);
-    l = l * rescale + *weight;
+    // -inf (a bias that masks, an empty state) weighs nothing even where the maximum is -inf; NaN and +inf give
+    // NaN.
+    *weight = other.m == negative_infinity() ? 0.0f : expf(other.m - m_new);
+    l = l * rescale + *weight * other.l;
     m = m_new;
     return rescale;
   }

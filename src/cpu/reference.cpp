@@ -18,7 +18,7 @@ void for_each_row(const LaunchContext& context, int64_t count, F f) {
                              });
 }
 
-Status forward(const Problem& p, const Plan&, const LaunchContext& context) {
+[[maybe_unused]] Status forward(const Problem& p, const Plan&, const LaunchContext& context) {
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;
     for_each_row(context, query_rows(p),
@@ -27,7 +27,7 @@ Status forward(const Problem& p, const Plan&, const LaunchContext& context) {
   });
 }
 
-Status backward(const Problem& p, const Plan&, const LaunchContext& context) {
+[[maybe_unused]] Status backward(const Problem& p, const Plan&, const LaunchContext& context) {
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;
     ReferenceScratch scratch;
@@ -40,7 +40,7 @@ Status backward(const Problem& p, const Plan&, const LaunchContext& context) {
   });
 }
 
-Status decode(const Problem& p, const Plan& plan, const LaunchContext& context) {
+[[maybe_unused]] Status decode(const Problem& p, const Plan& plan, const LaunchContext& context) {
   if (plan.num_splits == 1) return forward(p, plan, context);
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;

@@ -24,6 +24,10 @@ class OncePerDevice {
     return status;
   }
 
+  bool is_done(int device) const {
+    return device >= 0 && device < kMaxDevices && done_[device].load(std::memory_order_acquire);
+  }
+
  private:
   std::mutex mutex_;
   std::atomic<bool> done_[kMaxDevices] = {};

@@ -23,6 +23,12 @@ DeviceState& state() {
   return *instance;
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
+}
+
 Status create_pool(int device) {
   int supported = 0;
   cudaError_t error = cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device);
@@ -35,7 +41,12 @@ Status create_pool(int device) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = device;
   cudaMemPool_t pool;
+  // Another thread may be capturing in the global mode, which forbids this call to all threads but those
+  // that say they know better: a pool belongs to no stream.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
   error = cudaMemPoolCreate(&pool, &properties);
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
   if (error != cudaSuccess) return status_of(error, "cudaMemPoolCreate");
   // Keeps up to this much between calls; at 0 each synchronisation would give the memory back.
   uint64_t threshold = uint64_t{64} << 20;
@@ -216,9 +227,16 @@ Status pool_prepare(int device) {
 }
 
 Status pool_allocate(size_t bytes, int device, void* stream, void** memory) {
-  CUFLASH_TRY(pool_prepare(device));
-  const cudaError_t error = cudaMallocFromPoolAsync(memory, bytes, state().pools[device],
-                                                    static_cast<cudaStream_t>(stream));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  cudaError_t error;
+  // In a capture this makes a memory node, which the graph owns whatever the pool; making a pool there
+  // would end the capture.
+  if (!state().pool_once.is_done(device) && is_capturing(cuda_stream)) {
+    error = cudaMallocAsync(memory, bytes, cuda_stream);
+  } else {
+    CUFLASH_TRY(pool_prepare(device));
+    error = cudaMallocFromPoolAsync(memory, bytes, state().pools[device], cuda_stream);
+  }
   return error == cudaSuccess ? CUFLASH_SUCCESS : status_of(error, "workspace from the pool");
 }
 

@@ -1,0 +1,213 @@
+// Streams and graphs: a call is work on its stream and nothing else, and can be captured and replayed with new data on
+// the device.
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/kernels.hpp"
+#include "kernels/targets.hpp"
+
+namespace cuflash_test {
+namespace {
+
+constexpr auto kForward = Operation::kForward;
+constexpr auto kBackward = Operation::kBackward;
+constexpr auto kDecode = Operation::kDecode;
+constexpr Operation kOperations[] = {kForward, kBackward, kDecode};
+
+#define CUDA_OK(expression) \
+  ASSERT_EQ(expression, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
+
+class Stream {
+ public:
+  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// A captured graph, ready to be launched.
+class Graph {
+ public:
+  template <class F>
+  Graph(cudaStream_t stream, F enqueue) {
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    enqueue();
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable_, graph, 0), cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+  ~Graph() { cudaGraphExecDestroy(executable_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const {
+    EXPECT_EQ(cudaGraphLaunch(executable_, stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+class Streams_cuda : public testing::Test {
+ protected:
+  void SetUp() override { CUFLASH_REQUIRE_DEVICE(Device::kCuda); }
+  static Case small(Operation operation) {
+    Case c = make_case(Device::kCuda, operation, {2, 4, 2, 33, 130, 64}, causal_mask());
+    c.dtype = Dtype::kF16;
+    if (operation == kDecode) {
+      c.num_splits = 3;
+      c.lengths = {130, 77};
+    }
+    return c;
+  }
+};
+
+// The inputs arrive on the stream while a kernel in front keeps it busy: right only if the call waits its turn, and
+// asynchronous only if it returns before.
+TEST_F(Streams_cuda, CallsWaitTheirTurnAndReturnAtOnce) {
+  for (const Operation operation : kOperations)
+    on_every_kernel(small(operation), [](const Case& c) {
+      const Inputs in = make_inputs(c, DataKind::kNormal);
+      const Results expected = run_ok(c, in);
+      Inputs zero_q = in;
+      for (double& q : zero_q.q.x) q = 0;
+      Call late(c, zero_q), source(c, in);
+      ASSERT_EQ(late.launch(), CUFLASH_SUCCESS);  // loads the kernels
+      CUDA_OK(cudaDeviceSynchronize());
+      late.poison_outputs();
+      CUDA_OK(cudaDeviceSynchronize());
+      const Stream stream;
+      CUDA_OK(spin(50, stream));
+      CUDA_OK(cudaMemcpyAsync(late.tensor(kQ).data(), source.tensor(kQ).data(), in.q.x.size() * 2,
+                              cudaMemcpyDeviceToDevice, stream));
+      ASSERT_EQ(late.launch(stream), CUFLASH_SUCCESS) << cuflash_last_error();
+      EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "the call waited";
+      CUDA_OK(cudaStreamSynchronize(stream));
+      Results got;
+      if (c.operation == kBackward) {
+        got.dq = late.tensor(kDq).read();
+        got.dk = late.tensor(kDk).read();
+        got.dv = late.tensor(kDv).read();
+      } else {
+        got.o = late.tensor(kO).read();
+        got.lse = late.tensor(kLse).read();
+      }
+      expect_same_bits(got, expected);
+    });
+}
+
+TEST_F(Streams_cuda, P36_CaptureAndReplay) {
+  for (const Operation operation : kOperations)
+    for (const bool pool : {false, true})
+      on_every_kernel(small(operation), [&](const Case& c) {
+        const Inputs in = make_inputs(c, DataKind::kNormal);
+        const Results expected = run_ok(c, in);
+        Call call(c, in);
+        if (pool) call.use_pool();
+        const Stream stream;
+        const Graph graph(stream, [&] {
+          EXPECT_EQ(call.launch(stream), CUFLASH_SUCCESS) << cuflash_last_error();
+        });
+        for (int replay = 0; replay < 3; ++replay) {
+          call.poison_outputs();
+          CUDA_OK(cudaDeviceSynchronize());
+          graph.launch(stream);
+          const Outcome outcome = call.collect(CUFLASH_SUCCESS);
+          EXPECT_EQ(outcome.damage, "");
+          expect_same_bits(outcome.results, expected);
+        }
+      });
+}
+
+TEST_F(Streams_cuda, B120_ReplayWithOtherLengths) {
+  for (const int splits : {0, 1, 8}) {
+    Case c = make_case(Device::kCuda, kDecode, {2, 4, 2, 1, 8192, 64}, causal_mask());
+    c.dtype = Dtype::kBf16;
+    c.num_splits = splits;
+    c.lengths = {64, 64};
+    on_every_kernel(c, [](const Case& base) {
+      const Inputs in = make_inputs(base, DataKind::kHash);
+      Call call(base, in);
+      const Stream stream;
+      const Graph graph(
+          stream, [&] { EXPECT_EQ(call.launch(stream), CUFLASH_SUCCESS) << cuflash_last_error(); });
+      for (const std::vector<int32_t>& lengths :
+           {std::vector<int32_t>{1, 63}, {64, 65}, {0, 4096}, {8192, 5}, {9000, -3}}) {
+        call.set_lengths(lengths);
+        call.poison_outputs();
+        CUDA_OK(cudaDeviceSynchronize());
+        graph.launch(stream);
+        Case eager = base;
+        eager.lengths = lengths;
+        expect_same_bits(call.collect(CUFLASH_SUCCESS).results, run_ok(eager, in));
+      }
+    });
+  }
+}
+
+TEST_F(Streams_cuda, ReplayWithOtherMaskOffsets) {
+  Case c = make_case(Device::kCuda, kForward, {2, 2, 2, 70, 90, 64},
+                     causal_mask(CUFLASH_ALIGN_DEVICE_OFFSETS));
+  c.mask.offsets = {0, 0};
+  on_every_kernel(c, kEveryHalf, [](const Case& base) {
+    const Inputs in = make_inputs(base, DataKind::kNormal);
+    Call call(base, in);
+    const Stream stream;
+    const Graph graph(
+        stream, [&] { EXPECT_EQ(call.launch(stream), CUFLASH_SUCCESS) << cuflash_last_error(); });
+    for (const std::vector<int32_t>& offsets :
+         {std::vector<int32_t>{20, -80}, {-1, 1000}, {2147483647, -2147483647}}) {
+      call.set_mask_offsets(offsets);
+      call.poison_outputs();
+      CUDA_OK(cudaDeviceSynchronize());
+      graph.launch(stream);
+      Case eager = base;
+      eager.mask.offsets = offsets;
+      expect_same_bits(call.collect(CUFLASH_SUCCESS).results, run_ok(eager, in));
+    }
+  });
+}
+
+TEST_F(Streams_cuda, B122_TwoStreamsOfEqualShapes) {
+  for (const Operation operation : kOperations)
+    for (const bool pool : {false, true})
+      on_every_kernel(small(operation), [&](const Case& c) {
+        const Inputs in[] = {make_inputs(c, DataKind::kNormal, 1),
+                             make_inputs(c, DataKind::kNormal, 2)};
+        const Results expected[] = {run_ok(c, in[0]), run_ok(c, in[1])};
+        Call first(c, in[0]), second(c, in[1]);
+        Call* const calls[] = {&first, &second};
+        const Stream streams[2];
+        for (int s = 0; s < 2; ++s) {
+          if (pool) calls[s]->use_pool();
+          calls[s]->poison_outputs();
+        }
+        CUDA_OK(cudaDeviceSynchronize());
+        for (int round = 0; round < 100; ++round)
+          for (int s = 0; s < 2; ++s) ASSERT_EQ(calls[s]->launch(streams[s]), CUFLASH_SUCCESS);
+        CUDA_OK(cudaDeviceSynchronize());
+        for (int s = 0; s < 2; ++s) {
+          const Outcome outcome = calls[s]->collect(CUFLASH_SUCCESS);
+          EXPECT_EQ(outcome.damage, "");
+          expect_same_bits(outcome.results, expected[s]);
+        }
+      });
+}
+
+TEST_F(Streams_cuda, TrimAfterWork) {
+  Case c = small(kBackward);
+  Call call(c, make_inputs(c, DataKind::kNormal));
+  call.use_pool();
+  for (int n = 0; n < 3; ++n) {
+    ASSERT_EQ(call.launch(), CUFLASH_SUCCESS) << cuflash_last_error();
+    synchronize(Device::kCuda);
+    EXPECT_EQ(cuflash_trim(handle_of(Device::kCuda)), CUFLASH_SUCCESS) << cuflash_last_error();
+  }
+}
+
+}  // namespace
+}  // namespace cuflash_test

@@ -1,0 +1,238 @@
+// Every kernel over a grid of problems, judged by the accuracy rule: fixed corners, and seeded random draws.
+//
+//   CUFLASH_TEST_DRAWS   random problems of each kernel (700 on the CPU, 200 on CUDA)
+//   CUFLASH_TEST_SEED    another sequence of problems (1)
+//   CUFLASH_TEST_DRAW    runs only this draw of each shard, as a failure's message says
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "kernels/targets.hpp"
+
+namespace cuflash_test {
+namespace {
+
+constexpr int64_t kLengths[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 1000};
+constexpr int64_t kHeadDims[] = {1, 8, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256};
+struct Heads {
+  int64_t q, kv;
+};
+constexpr Heads kHeads[] = {{1, 1}, {4, 4}, {3, 1}, {6, 2}, {7, 1}, {8, 1}, {24, 1}, {48, 2}};
+
+int64_t setting(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoll(text) : otherwise;
+}
+
+MaskSpec random_mask(Random& random, const Shape& s) {
+  MaskSpec mask;
+  const int64_t kind = random.below(5);
+  if (kind == 0) return mask;
+  mask.causal = kind <= 2 || kind == 4;
+  mask.window = kind >= 3;
+  mask.align = static_cast<int32_t>(random.below(4));
+  const int64_t span = std::max(s.len_q, s.len_k) + 2;
+  mask.offset = random.below(2 * span) - span;
+  for (int64_t b = 0; b < s.batch; ++b)
+    mask.offsets.push_back(static_cast<int32_t>(random.below(2 * span) - span));
+  constexpr int64_t kReaches[] = {-1, 0, 1, 7, 64, 100};
+  mask.left = random.below(4) ? random.pick(kReaches) : random.below(span);
+  mask.right = random.below(4) ? random.pick(kReaches) : random.below(span);
+  if (mask.align != CUFLASH_ALIGN_OFFSET) mask.offset = 0;
+  if (mask.align != CUFLASH_ALIGN_DEVICE_OFFSETS) mask.offsets.clear();
+  return mask;
+}
+
+// Multiply-adds of the widest product.
+int64_t work(const Shape& s) { return s.batch * s.heads_q * s.len_q * s.len_k * s.head_dim; }
+
+// A problem for a kernel; most are small, so that many fit into the time.
+Case random_case(Random& random, Device device, Operation operation) {
+  Case c;
+  c.device = device;
+  c.operation = operation;
+  c.dtype = random.pick(kAllDtypes);
+  Shape& s = c.shape;
+  const int64_t limit = random.below(20) == 0 ? 40'000'000 : 4'000'000;
+  do {
+    const Heads& heads = random.pick(kHeads);
+    s = {1 + random.below(3),   heads.q, heads.kv, random.pick(kLengths), random.pick(kLengths),
+         random.pick(kHeadDims)};
+    if (operation == Operation::kDecode && random.below(3)) s.len_q = 1 + random.below(4);
+  } while (work(s) > limit);
+  c.mask = random_mask(random, s);
+  if (random.below(4) == 0) {
+    constexpr float kScales[] = {0, 0.25f, 1};
+    c.scale_set = true;
+    c.scale = random.pick(kScales);
+  }
+  if (random.below(2)) c.layout_seed = 1 + random.bits() % 1000000;
+  if (operation == Operation::kDecode) {
+    if (random.below(4))
+      for (int64_t b = 0; b < s.batch; ++b)
+        c.lengths.push_back(static_cast<int32_t>(random.below(s.len_k + 3) - 1));
+    constexpr int32_t kSplits[] = {0, 1, 2, 3, 7, 64};
+    c.num_splits = random.pick(kSplits);
+  }
+  if (operation != Operation::kBackward) c.want_lse = random.below(8) != 0;
+  if (random.below(4) == 0) c.flags |= CUFLASH_PROBLEM_DETERMINISTIC;
+  if (random.below(4) == 0) c.flags |= CUFLASH_PROBLEM_BATCH_INVARIANT;
+  return c;
+}
+
+std::vector<Case> corner_cases(Device device, Operation operation, Dtype dtype) {
+  std::vector<Case> cases;
+  const auto add = [&](const Shape& shape, const MaskSpec& mask) {
+    cases.push_back(make_case(device, operation, shape, mask));
+    cases.back().dtype = dtype;
+  };
+  size_t turn = 0;
+  const auto next_dim = [&] { return kHeadDims[turn++ % 12]; };
+  for (const int64_t n : kLengths) {
+    add({1, 2, 1, n, n, next_dim()}, {});
+    add({2, 1, 1, n, n, next_dim()}, causal_mask());
+    add({1, 2, 2, 1, n, next_dim()}, causal_mask());
+    add({1, 1, 1, n, 1, next_dim()}, {});
+    add({1, 2, 1, 65, n, next_dim()}, causal_mask());
+    add({1, 1, 1, n, 65, next_dim()}, window_mask(16, 7));
+  }
+  for (const int64_t d : kHeadDims) {
+    add({1, 2, 1, 65, 129, d}, {});
+    add({1, 1, 1, 129, 65, d}, causal_mask());
+  }
+  for (const Heads& heads : kHeads) {
+    add({2, heads.q, heads.kv, 17, 33, 64}, causal_mask());
+    add({1, heads.q, heads.kv, 1, 65, 32}, {});
+  }
+  for (int32_t align = 0; align < 4; ++align)
+    for (const int64_t len_q : {40, 129}) {
+      MaskSpec mask = causal_mask(align);
+      mask.offset = align == CUFLASH_ALIGN_OFFSET ? 5 : 0;
+      if (align == CUFLASH_ALIGN_DEVICE_OFFSETS) mask.offsets = {-3, 70};
+      add({2, 2, 2, len_q, 100, 40}, mask);
+      mask.window = true;
+      mask.left = 20;
+      mask.right = 3;
+      add({2, 2, 2, len_q, 100, 64}, mask);
+      mask.causal = false;
+      add({2, 2, 1, len_q, 100, 128}, mask);
+    }
+  return cases;
+}
+
+struct Target {
+  std::string kernel;
+  Device device;
+  Operation operation;
+  int64_t shard;
+};
+
+void PrintTo(const Target& target, std::ostream* out) { *out << target.kernel; }
+
+std::vector<Target> targets(int64_t shards) {
+  std::vector<Target> list;
+  for (const Device device : {Device::kCpu, Device::kCuda})
+    for (const Operation operation :
+         {Operation::kForward, Operation::kBackward, Operation::kDecode})
+      for (const std::string& kernel : kernels_of(operation, device))
+        for (int64_t shard = 0; shard < shards; ++shard)
+          list.push_back({kernel, device, operation, shard});
+  return list;
+}
+
+std::string target_name(const testing::TestParamInfo<Target>& test) {
+  return std::string(name_of(test.param.device)) + "_" + test.param.kernel + "_shard" +
+         std::to_string(test.param.shard);
+}
+
+class Grid : public testing::TestWithParam<Target> {
+ protected:
+  void SetUp() override { CUFLASH_REQUIRE_DEVICE(GetParam().device); }
+
+  // Runs the problem where the kernel takes it.
+  void try_case(Case c, DataKind kind, uint64_t seed, const std::string& how_to_repeat) {
+    c.kernel = GetParam().kernel;
+    if (!accepts(c, c.kernel)) {
+      ++refused_;
+      return;
+    }
+    ++ran_;
+    const Inputs inputs = make_inputs(c, kind, seed);
+    const Results results = run_ok(c, inputs);
+    if (HasFailure()) return;
+    const Accuracy accuracy = judge(c, inputs, results);
+    EXPECT_TRUE(accuracy.ok) << accuracy.where << ": " << accuracy.worst
+                             << " times the allowed error\n  " << describe(c)
+                             << " data=" << static_cast<int>(kind) << " seed=" << seed << "\n  "
+                             << how_to_repeat;
+    worst_.fold(accuracy);
+  }
+
+  void report(const char* what) {
+    std::printf(
+        "[   grid   ] %s %s: %lld run, %lld refused, worst error %.3f of the allowed (%s)\n",
+        GetParam().kernel.c_str(), what, static_cast<long long>(ran_),
+        static_cast<long long>(refused_), worst_.worst, worst_.where.c_str());
+    RecordProperty("ran", static_cast<int>(ran_));
+    RecordProperty("refused", static_cast<int>(refused_));
+    RecordProperty("worst_ratio", std::to_string(worst_.worst));
+  }
+
+  int64_t ran_ = 0, refused_ = 0;
+  Accuracy worst_;
+};
+
+class Corners : public Grid {};
+
+TEST_P(Corners, Accurate) {
+  uint64_t seed = 0;
+  for (const Dtype dtype : kAllDtypes)
+    for (const Case& c : corner_cases(GetParam().device, GetParam().operation, dtype)) {
+      ++seed;
+      try_case(c, kAllDataKinds[seed % 3], seed, "a corner case");
+      if (HasFailure()) return report("corners");
+    }
+  report("corners");
+  EXPECT_GE(ran_, 20);
+}
+INSTANTIATE_TEST_SUITE_P(, Corners, testing::ValuesIn(targets(1)), target_name);
+
+constexpr int64_t kShards = 4;
+
+class Draws : public Grid {};
+
+TEST_P(Draws, Accurate) {
+  const Target& target = GetParam();
+  const int64_t draws =
+      setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 700 : 200) / kShards;
+  const int64_t first_seed = setting("CUFLASH_TEST_SEED", 1),
+                only = setting("CUFLASH_TEST_DRAW", -1);
+  // A kernel for one dtype and a few head dims refuses most problems: what counts is what it ran. The number of
+  // tries is bounded so that a kernel that refuses everything fails.
+  const int64_t tries = draws * 100;
+  for (int64_t draw = 0; draw < tries && ran_ < draws; ++draw) {
+    const uint64_t seed =
+        static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + draw);
+    Random random(seed);
+    const Case c = random_case(random, target.device, target.operation);
+    if (only >= 0 && draw != only) continue;
+    char repeat[200];
+    std::snprintf(repeat, sizeof repeat,
+                  "CUFLASH_TEST_SEED=%lld CUFLASH_TEST_DRAW=%lld test_kernels "
+                  "--gtest_filter='Draws.Accurate/%s_%s_shard%lld'",
+                  static_cast<long long>(first_seed), static_cast<long long>(draw),
+                  name_of(target.device), target.kernel.c_str(),
+                  static_cast<long long>(target.shard));
+    try_case(c, random.pick(kAllDataKinds), seed, repeat);
+    if (HasFailure()) break;
+  }
+  report("draws");
+  if (only < 0) {
+    EXPECT_GE(ran_, draws);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, Draws, testing::ValuesIn(targets(kShards)), target_name);
+
+}  // namespace
+}  // namespace cuflash_test

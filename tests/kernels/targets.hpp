@@ -1,0 +1,110 @@
+// The ways to run a test: each device, each of its kernels, each element type.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "support/runner.hpp"
+
+namespace cuflash_test {
+
+// Base of tests that run once a device; skipped where the device is not there.
+class DeviceTest : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { CUFLASH_REQUIRE_DEVICE(GetParam()); }
+};
+
+#define CUFLASH_FOR_DEVICES(suite)                                                \
+  INSTANTIATE_TEST_SUITE_P(, suite, testing::Values(Device::kCpu, Device::kCuda), \
+                           [](const auto& test) { return name_of(test.param); })
+
+// Runs `body(case)` on every kernel that takes the case. At least one must.
+template <class F>
+void on_every_kernel(const Case& base, F body) {
+  const std::vector<std::string> kernels = accepting_kernels(base);
+  EXPECT_FALSE(kernels.empty()) << "no kernel takes " << describe(base);
+  for (const std::string& kernel : kernels) {
+    Case c = base;
+    c.kernel = kernel;
+    SCOPED_TRACE(describe(c));
+    body(c);
+  }
+}
+
+// The same for each of the element types.
+template <class F>
+void on_every_kernel(Case base, const std::vector<Dtype>& dtypes, F body) {
+  for (const Dtype dtype : dtypes) {
+    base.dtype = dtype;
+    on_every_kernel(base, body);
+  }
+}
+
+inline const std::vector<Dtype> kEveryDtype = {Dtype::kF32, Dtype::kF16, Dtype::kBf16};
+inline const std::vector<Dtype> kEveryHalf = {Dtype::kF16, Dtype::kBf16};
+
+inline Case make_case(Device device, Operation operation, const Shape& shape,
+                      const MaskSpec& mask = {}) {
+  Case c;
+  c.device = device;
+  c.operation = operation;
+  c.shape = shape;
+  c.mask = mask;
+  return c;
+}
+
+template <class F>
+void set(Tensor& tensor, F f) {
+  tensor = Tensor::from(tensor.batch, tensor.heads, tensor.rows, tensor.dim, f);
+}
+
+// |got - expected(b, h, row, channel)| <= absolute + ulps of the dtype at the expected value; infinities match
+// exactly. The first difference is reported.
+template <class F>
+void expect_values(const char* name, const Tensor& got, F expected, Dtype dtype, double ulps = 1,
+                   double absolute = 0) {
+  EXPECT_FALSE(got.x.empty()) << name << " is missing";
+  bool reported = false;
+  Tensor copy = got;
+  copy.for_each([&](int64_t b, int64_t h, int64_t r, int64_t c, double& value) {
+    const double want = expected(b, h, r, c);
+    const bool right =
+        value == want ||
+        (std::isfinite(want) && std::abs(value - want) <= absolute + ulps * ulp(dtype, want));
+    if (right || reported) return;
+    reported = true;
+    ADD_FAILURE() << name << "[b" << b << " h" << h << " row " << r << " channel " << c << "] is "
+                  << value << ", not " << want;
+  });
+}
+
+// LSE to 1e-5 relative (1e-5 absolute below 1).
+template <class F>
+void expect_lse(const Results& results, F expected) {
+  bool reported = false;
+  Tensor lse = results.lse;
+  EXPECT_FALSE(lse.x.empty()) << "lse is missing";
+  lse.for_each([&](int64_t b, int64_t h, int64_t r, int64_t, double& value) {
+    const double want = expected(b, h, r);
+    const bool right =
+        value == want ||
+        (std::isfinite(want) && std::abs(value - want) <= 1e-5 * std::max(1.0, std::abs(want)));
+    if (right || reported) return;
+    reported = true;
+    ADD_FAILURE() << "lse[b" << b << " h" << h << " row " << r << "] is " << value << ", not "
+                  << want;
+  });
+}
+
+inline void expect_same_bits(const Results& a, const Results& b) {
+  EXPECT_EQ(a.o.x, b.o.x);
+  EXPECT_EQ(a.lse.x, b.lse.x);
+  EXPECT_EQ(a.dq.x, b.dq.x);
+  EXPECT_EQ(a.dk.x, b.dk.x);
+  EXPECT_EQ(a.dv.x, b.dv.x);
+}
+
+}  // namespace cuflash_test

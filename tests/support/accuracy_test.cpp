@@ -1,0 +1,137 @@
+// The accuracy rule must refuse what is wrong, however little of it there is.
+#include "support/accuracy.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/data.hpp"
+
+namespace cuflash_test {
+namespace {
+
+struct Sample {
+  Tensor reference, plain, good;
+  explicit Sample(Dtype dtype, int64_t rows = 200) : reference(2, 2, rows, 16) {
+    Random random(5);
+    for (double& value : reference.x) value = random.normal();
+    plain = good = reference;
+    round_values(plain, dtype);
+    for (double& value : good.x) value = round_to(dtype, value * (1 + 2e-8));
+  }
+};
+
+class AccuracyRule : public testing::TestWithParam<Dtype> {};
+
+TEST_P(AccuracyRule, TakesAnotherRounding) {
+  const Sample s(GetParam());
+  const Accuracy accuracy = check_tensor("o", s.good, s.reference, {&s.plain}, GetParam());
+  EXPECT_TRUE(accuracy.ok) << accuracy.where << ' ' << accuracy.worst;
+  EXPECT_GT(accuracy.worst, 0);
+}
+
+TEST_P(AccuracyRule, RefusesOneWrongElement) {
+  Sample s(GetParam());
+  double& value = s.good.at(1, 1, 199, 15);
+  value += 4 * ulp(GetParam(), 4);
+  const Accuracy accuracy = check_tensor("o", s.good, s.reference, {&s.plain}, GetParam());
+  EXPECT_FALSE(accuracy.ok);
+  EXPECT_EQ(accuracy.where, "o[b1 h1 rows 192..199] max");
+}
+
+TEST_P(AccuracyRule, SmallBlocksDoNotHideBehindLargeOnes) {
+  Sample s(GetParam());
+  for (Tensor* t : {&s.reference, &s.plain, &s.good})
+    t->for_each([](int64_t, int64_t, int64_t r, int64_t, double& value) {
+      if (r >= 64) value /= 1024;
+    });
+  s.good.at(0, 0, 70, 0) += 8 * ulp(GetParam(), 4.0 / 1024);
+  EXPECT_FALSE(check_tensor("o", s.good, s.reference, {&s.plain}, GetParam()).ok);
+}
+
+TEST_P(AccuracyRule, RefusesASmallErrorEverywhere) {
+  Sample s(GetParam());
+  double sum = 0;
+  for (size_t n = 0; n < s.reference.x.size(); ++n)
+    sum += std::pow(s.plain.x[n] - s.reference.x[n], 2);
+  const double rms = std::sqrt(sum / static_cast<double>(s.reference.x.size()));
+  const double error = 1.5 * rms + ulp(GetParam(), 4) / 2;
+  for (size_t n = 0; n < s.good.x.size(); ++n) s.good.x[n] = s.reference.x[n] + error;
+  EXPECT_FALSE(check_tensor("o", s.good, s.reference, {&s.plain}, GetParam()).ok);
+}
+
+TEST_P(AccuracyRule, NaNNeverPassesAndInfinitiesMatch) {
+  const double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {std::nan(""), kInfinity, -kInfinity}) {
+    Sample s(GetParam());
+    s.good.x[3] = bad;
+    EXPECT_FALSE(check_tensor("o", s.good, s.reference, {&s.plain}, GetParam()).ok);
+    EXPECT_FALSE(check_lse(s.good, s.reference, {&s.plain}, GetParam()).ok);
+    s.plain.x[3] = bad;  // the plain algorithm's failure excuses nothing
+    EXPECT_FALSE(check_tensor("o", s.good, s.reference, {&s.plain}, GetParam()).ok);
+  }
+  Sample s(GetParam());
+  s.reference.x[0] = s.good.x[0] = s.plain.x[0] = -kInfinity;
+  EXPECT_TRUE(check_lse(s.good, s.reference, {&s.plain}, GetParam()).ok);
+  s.good.x[0] = kInfinity;
+  EXPECT_FALSE(check_lse(s.good, s.reference, {&s.plain}, GetParam()).ok);
+  s.good.x[0] = -1e30;
+  EXPECT_FALSE(check_lse(s.good, s.reference, {&s.plain}, GetParam()).ok);
+}
+
+TEST_P(AccuracyRule, ExactZerosAllowTheSmallestSubnormalOnly) {
+  const Tensor zero(1, 1, 4, 4);
+  Tensor got = zero;
+  EXPECT_TRUE(check_tensor("dq", got, zero, {&zero}, GetParam()).ok);
+  got.x[5] = ulp(GetParam(), 0) * 2;
+  EXPECT_FALSE(check_tensor("dq", got, zero, {&zero}, GetParam()).ok);
+}
+
+TEST_P(AccuracyRule, LogSumExp) {
+  const Sample s(GetParam());
+  const double allowed = GetParam() == Dtype::kF32 ? 1e-6 : 1e-5;
+  Tensor got = s.reference;
+  got.x[7] += 0.9 * allowed;
+  EXPECT_TRUE(check_lse(got, s.reference, {&s.reference}, GetParam()).ok);
+  got.x[7] = s.reference.x[7] / std::log(2.0);  // base 2
+  EXPECT_FALSE(check_lse(got, s.reference, {&s.reference}, GetParam()).ok);
+}
+
+TEST_P(AccuracyRule, TheLargestSampleCounts) {
+  Sample s(GetParam());
+  Tensor other = s.plain;
+  s.good.at(0, 1, 3, 4) += 8 * ulp(GetParam(), 4);
+  other.at(0, 1, 9, 1) += 8 * ulp(GetParam(), 4);
+  EXPECT_FALSE(check_tensor("o", s.good, s.reference, {&s.plain}, GetParam()).ok);
+  EXPECT_TRUE(check_tensor("o", s.good, s.reference, {&s.plain, &other}, GetParam()).ok);
+}
+
+// A row of few numbers, right to the last bit but one: the first sample alone may call it wrong.
+TEST_P(AccuracyRule, JudgeTakesOtherSamplesOfThePlainAlgorithm) {
+  Problem problem;
+  problem.dtype = GetParam();
+  problem.shape = {1, 1, 1, 1, 100, 4};
+  Inputs inputs{Tensor(1, 1, 1, 4), Tensor(1, 1, 100, 4), Tensor(1, 1, 100, 4), {}, {}, {}};
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    fill(inputs.q, DataKind::kNormal, 1, seed, 0, GetParam());
+    fill(inputs.k, DataKind::kNormal, 2, seed, 0, GetParam());
+    fill(inputs.v, DataKind::kNormal, 3, seed, 0, GetParam());
+    const Accuracy accuracy = judge(problem, inputs, plain(problem, inputs, 12345 + seed));
+    EXPECT_TRUE(accuracy.ok) << seed << ' ' << accuracy.where << ' ' << accuracy.worst;
+    Results wrong = oracle(problem, inputs);
+    wrong.o.x[0] += GetParam() == Dtype::kF32 ? 1e-3 : 0.1;
+    EXPECT_FALSE(judge(problem, inputs, wrong).ok) << seed;
+  }
+}
+
+TEST_P(AccuracyRule, RefusesAMissingTensor) {
+  const Sample s(GetParam());
+  EXPECT_FALSE(check_tensor("o", Tensor(), s.reference, {&s.plain}, GetParam()).ok);
+}
+
+INSTANTIATE_TEST_SUITE_P(, AccuracyRule, testing::ValuesIn(kAllDtypes),
+                         [](const auto& test) { return name_of(test.param); });
+
+}  // namespace
+}  // namespace cuflash_test

@@ -1,0 +1,59 @@
+// Strided tensors in device memory. Whatever lies between and around the logical elements is poisoned: inputs
+// must not read it, outputs must not write it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "support/data.hpp"
+#include "support/device.hpp"
+#include "support/dtype.hpp"
+#include "support/tensor.hpp"
+
+namespace cuflash_test {
+
+struct Layout {
+  int64_t offset = 0;  // of the first element in its buffer
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+  bool dense = true;  // strides are those of dense [batch, head, row, channel], said by flag
+};
+
+struct Extents {
+  int64_t batch, heads, rows, dim;
+};
+
+Layout dense_layout(const Extents& extents);                     // by flag
+Layout bhsd_layout(const Extents& extents, int64_t offset = 0);  // the same by strides
+Layout bshd_layout(const Extents& extents, int64_t offset = 0);
+// [batch, head, row] in a random order with random gaps at each level and a random offset of 0 to 7 elements.
+Layout random_layout(const Extents& extents, Random& random);
+
+class StridedTensor {
+ public:
+  // All memory is 0xFF: NaN in each type.
+  StridedTensor(Device device, Dtype dtype, const Extents& extents, const Layout& layout);
+
+  void write(const Tensor& values);  // values of the dtype; the gaps keep their poison
+  Tensor read() const;
+  void poison();
+  // The memory outside the logical elements is as it was, and so are the guards.
+  bool surroundings_intact() const;
+  // All of the memory is as write() left it.
+  bool unchanged() const;
+
+  cuflash_tensor_t tensor() const;
+  void* data() const;
+  const Layout& layout() const { return layout_; }
+
+ private:
+  template <class F>
+  void for_each_element(F f) const;  // f(logical index, byte offset)
+
+  Dtype dtype_;
+  Extents extents_;
+  Layout layout_;
+  std::vector<unsigned char> image_;  // what the host wrote last
+  Buffer buffer_;
+};
+
+}  // namespace cuflash_test

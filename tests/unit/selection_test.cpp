@@ -1,0 +1,261 @@
+// Choosing a kernel, for GPUs that are not here: the library's tables under faked capabilities, and selection itself over
+// tables made for the test.
+#include "core/selection.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "api/tables.hpp"
+#include "core/split.hpp"
+
+namespace cuflash {
+namespace {
+
+Capabilities gpu(int arch, int shared_memory) {
+  Capabilities c;
+  c.arch = arch;
+  c.sm_count = 100;
+  c.shared_memory_per_block = shared_memory;
+  return c;
+}
+
+constexpr int k64KB = 64 << 10, k99KB = 99 << 10, k227KB = 227 << 10;
+
+Capabilities cpu() {
+  Capabilities c;
+  c.is_cpu = true;
+  return c;
+}
+
+Problem problem_of(Operation operation, Dtype dtype, int64_t head_dim) {
+  Problem p;
+  p.operation = operation;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 4;
+  p.len_q = p.len_k = 100;
+  p.head_dim = head_dim;
+  p.aligned16 = true;
+  return p;
+}
+
+// As if every variant were built: selection without what this build left out.
+class Tables {
+ public:
+  Tables() {
+    for_each_variant(all_variants(), [&](Variant variant) {
+      if (variant.launch == nullptr)
+        variant.launch = [](const Problem&, const Plan&, const LaunchContext&) -> Status {
+          return CUFLASH_SUCCESS;
+        };
+      rows_.push_back(variant);
+    });
+    span_ = {rows_.data(), rows_.size()};
+  }
+  VariantTables get() const { return {&span_, 1}; }
+  std::string choice(const Problem& p, const Capabilities& c, const char* forced = nullptr) const {
+    const Variant* chosen = nullptr;
+    const Status status = select(get(), p, c, forced, &chosen);
+    return status == CUFLASH_SUCCESS ? chosen->name : "status " + std::to_string(status);
+  }
+  const std::vector<Variant>& rows() const { return rows_; }
+
+ private:
+  std::vector<Variant> rows_;
+  VariantSpan span_;
+};
+
+TEST(Tables, NamesAreUniqueAndFollowTheScheme) {
+  std::set<std::string> names;
+  for_each_variant(all_variants(), [&](const Variant& v) {
+    EXPECT_TRUE(names.insert(v.name).second) << v.name;
+    const char* prefix = v.operation == Operation::kForward    ? "fwd_"
+                         : v.operation == Operation::kBackward ? "bwd_"
+                                                               : "dec_";
+    const std::string name = v.name, family = v.family;
+    EXPECT_EQ(name.compare(0, 4 + family.size(), prefix + family), 0) << name;
+    EXPECT_NE(v.accepts, nullptr);
+    EXPECT_NE(v.plan, nullptr);
+  });
+}
+
+TEST(Tables, AreThoseOfTheBuild) {
+  std::set<std::string> built, tables;
+  std::stringstream list(CUFLASH_TEST_VARIANT_NAMES);
+  for (std::string name; std::getline(list, name, ',');) built.insert(name);
+  for_each_variant(all_variants(), [&](const Variant& v) { tables.insert(v.name); });
+  EXPECT_EQ(tables, built);
+}
+
+TEST(Tables, TheReferenceTakesEverythingEverywhere) {
+  const Tables tables;
+  for (const Operation operation : {Operation::kForward, Operation::kBackward, Operation::kDecode})
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16})
+      for (int64_t head_dim = 1; head_dim <= 256; ++head_dim)
+        for (const Capabilities& c : {cpu(), gpu(70, 96 << 10), gpu(75, k64KB), gpu(80, k99KB),
+                                      gpu(86, k99KB), gpu(90, k227KB), gpu(120, k99KB)}) {
+          Problem p = problem_of(operation, dtype, head_dim);
+          p.aligned16 = head_dim % 2 == 0;
+          const std::string name = tables.choice(p, c, "reference");
+          ASSERT_NE(name.find("_reference"), std::string::npos) << name;
+          ASSERT_EQ(name.find("_cpu") != std::string::npos, c.is_cpu);
+          ASSERT_EQ(tables.choice(p, c).find("status"), std::string::npos);
+        }
+}
+
+TEST(Tables, WmmaTakesTheSmallestBucketThatFits) {
+  const Tables tables;
+  const auto choice = [&](Dtype dtype, int64_t head_dim, const Capabilities& c) {
+    return tables.choice(problem_of(Operation::kForward, dtype, head_dim), c);
+  };
+  const Capabilities h100 = gpu(90, k227KB);
+  EXPECT_EQ(choice(Dtype::kF16, 32, h100), "fwd_wmma_f16_d32");
+  EXPECT_EQ(choice(Dtype::kF16, 33, h100), "fwd_wmma_f16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 64, h100), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 72, h100), "fwd_wmma_bf16_d96");
+  EXPECT_EQ(choice(Dtype::kF16, 128, h100), "fwd_wmma_f16_d128");
+  EXPECT_EQ(choice(Dtype::kF16, 256, h100), "fwd_wmma_f16_d256");
+  EXPECT_EQ(choice(Dtype::kF32, 64, h100), "fwd_reference");
+}
+
+TEST(Tables, OldAndSmallGpus) {
+  const Tables tables;
+  const Problem f16 = problem_of(Operation::kForward, Dtype::kF16, 64);
+  const Problem bf16 = problem_of(Operation::kForward, Dtype::kBf16, 64);
+  EXPECT_EQ(tables.choice(f16, gpu(70, 96 << 10)), "fwd_wmma_f16_d64");
+  EXPECT_EQ(tables.choice(f16, gpu(75, k64KB)), "fwd_wmma_f16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(75, k64KB)), "fwd_reference");  // no bf16 before sm_80
+  EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_wmma_bf16_d64");
+}
+
+// No variant is chosen on a GPU whose shared memory it does not fit.
+TEST(Tables, ChosenKernelsFitTheSharedMemory) {
+  const Tables tables;
+  for (const int bytes : {48 << 10, k64KB, k99KB, k227KB})
+    for (const Dtype dtype : {Dtype::kF16, Dtype::kBf16})
+      for (int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+        const Problem p = problem_of(Operation::kForward, dtype, head_dim);
+        const Capabilities c = gpu(86, bytes);
+        for (const Variant& v : tables.rows())
+          if (!refusal_of(v, p, c)) ASSERT_LE(v.shared_memory, bytes) << v.name;
+        ASSERT_EQ(tables.choice(p, c).find("status"), std::string::npos);
+      }
+}
+
+TEST(Tables, EveryRefusalHasAReason) {
+  for_each_variant(all_variants(), [](const Variant& v) {
+    for (const Operation operation :
+         {Operation::kForward, Operation::kBackward, Operation::kDecode})
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16})
+        for (const Capabilities& c : {cpu(), gpu(75, k64KB), gpu(90, k227KB)})
+          if (const Refusal r = refusal_of(v, problem_of(operation, dtype, 200), c))
+            EXPECT_STRNE(r.reason, "") << v.name;
+  });
+}
+
+TEST(Tables, PlansOfSplitsDependOnTheShapeOnly) {
+  Problem p = problem_of(Operation::kDecode, Dtype::kF16, 128);
+  p.len_q = 1;
+  const Capabilities c = gpu(90, k227KB);
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.len_k = 65536;
+  EXPECT_GT(choose_splits(p, c), 1);
+  EXPECT_EQ(choose_splits(p, cpu()), 1);
+  p.batch = 256, p.heads_q = p.heads_kv = 32, p.len_k = 512;
+  EXPECT_EQ(choose_splits(p, c), 1);
+  p.num_splits = 7;
+  EXPECT_EQ(choose_splits(p, c), 7);
+  EXPECT_EQ(choose_splits(p, cpu()), 7);
+  // Batch-invariant: the batch does not count.
+  p.num_splits = 0, p.batch_invariant = true, p.len_k = 65536;
+  const int32_t large_batch = choose_splits(p, c);
+  p.batch = 1;
+  EXPECT_EQ(choose_splits(p, c), large_batch);
+}
+
+// ---- selection over tables of the test's own ----------------------------------------------------------
+
+Refusal take(const Variant&, const Problem&, const Capabilities&) { return {}; }
+Refusal refuse(const Variant&, const Problem&, const Capabilities&) { return {"out of taste"}; }
+Plan plan(const Problem&, const Capabilities&) { return {}; }
+Status launch(const Problem&, const Plan&, const LaunchContext&) { return CUFLASH_SUCCESS; }
+
+Variant row(const char* name, const char* family, int rank,
+            decltype(Variant::accepts) accepts = take) {
+  return {name,   family, Operation::kForward, false, 1, 1, 32, 0, rank, accepts, plan,
+          launch, nullptr};
+}
+
+Status choose(const std::vector<Variant>& rows, const char* forced, const Variant** chosen) {
+  const VariantSpan span = {rows.data(), rows.size()};
+  return select({&span, 1}, problem_of(Operation::kForward, Dtype::kF16, 64), gpu(90, k227KB),
+                forced, chosen);
+}
+
+TEST(Selection, HighestRankThenFirst) {
+  const Variant* chosen = nullptr;
+  const std::vector<Variant> rows = {row("a", "x", 1), row("b", "y", 5), row("c", "y", 5),
+                                     row("d", "z", 9, refuse)};
+  ASSERT_EQ(choose(rows, nullptr, &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "b");
+  ASSERT_EQ(choose(rows, "", &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "b");
+  ASSERT_EQ(choose(rows, "c", &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "c");
+  ASSERT_EQ(choose(rows, "x", &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "a");
+}
+
+TEST(Selection, ForcedRefusalsAreNotReplaced) {
+  const Variant* chosen = nullptr;
+  const std::vector<Variant> rows = {row("a", "x", 1), row("d", "z", 9, refuse)};
+  EXPECT_EQ(choose(rows, "d", &chosen), CUFLASH_ERROR_UNSUPPORTED);
+  EXPECT_EQ(chosen, nullptr);
+  EXPECT_NE(std::strstr(last_error(), "out of taste"), nullptr) << last_error();
+  EXPECT_NE(std::strstr(last_error(), "\"d\""), nullptr) << last_error();
+  EXPECT_EQ(choose(rows, "nobody", &chosen), CUFLASH_ERROR_INVALID_VALUE);
+  EXPECT_NE(std::strstr(last_error(), "nobody"), nullptr) << last_error();
+  for (const char* name : {"a", "d", "x", "z"})
+    EXPECT_NE(std::strstr(last_error(), name), nullptr) << last_error();
+}
+
+TEST(Selection, NotBuiltIsSaid) {
+  const Variant* chosen = nullptr;
+  std::vector<Variant> rows = {row("a", "x", 1), row("b", "y", 5)};
+  rows[1].launch = nullptr;
+  ASSERT_EQ(choose(rows, nullptr, &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "a");
+  EXPECT_EQ(choose(rows, "b", &chosen), CUFLASH_ERROR_NOT_BUILT);
+  // A variant that would refuse anyway says that, built or not.
+  rows[1].accepts = refuse;
+  EXPECT_EQ(choose(rows, "b", &chosen), CUFLASH_ERROR_UNSUPPORTED);
+  EXPECT_NE(std::strstr(last_error(), "out of taste"), nullptr) << last_error();
+}
+
+TEST(Selection, NobodyTakesIt) {
+  const Variant* chosen = nullptr;
+  EXPECT_EQ(choose({row("a", "x", 1, refuse)}, nullptr, &chosen), CUFLASH_ERROR_UNSUPPORTED);
+  EXPECT_NE(std::strstr(last_error(), "out of taste"), nullptr) << last_error();
+  EXPECT_EQ(choose({}, nullptr, &chosen), CUFLASH_ERROR_UNSUPPORTED);
+}
+
+TEST(Selection, OtherOperationsAndDevices) {
+  const Variant* chosen = nullptr;
+  std::vector<Variant> rows = {row("a", "x", 1), row("b", "y", 5), row("c", "y", 7)};
+  rows[1].operation = Operation::kBackward;
+  rows[2].on_cpu = true;
+  ASSERT_EQ(choose(rows, nullptr, &chosen), CUFLASH_SUCCESS);
+  EXPECT_STREQ(chosen->name, "a");
+  EXPECT_EQ(choose(rows, "b", &chosen), CUFLASH_ERROR_UNSUPPORTED);
+  EXPECT_EQ(choose(rows, "c", &chosen), CUFLASH_ERROR_UNSUPPORTED);
+}
+
+}  // namespace
+}  // namespace cuflash
