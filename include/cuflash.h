@@ -34,7 +34,8 @@
  *   Alignment  Pointers must be aligned to their element. Fast kernels read 16 bytes at a time where
  *              pointers and strides allow it and element by element where not; both are right.
  *   Garbage    Memory outside the valid region (past a length, between strided rows) is never read
- *              in a way that can change a result, and never written.
+ *              in a way that can change a result, and never written. NaN or infinity inside it, in a
+ *              key or value that the mask hides from a row, may still reach that row.
  *
  * STREAMS, CAPTURE. A CUDA call only enqueues work on the given stream: it never synchronises and
  * can be captured in a CUDA graph. Lengths given as device pointers are read when the kernel runs.
@@ -507,7 +508,9 @@ CUFLASH_API cuflash_status_t cuflash_create(cuflash_handle_t* handle, int32_t de
 CUFLASH_API cuflash_status_t cuflash_destroy(cuflash_handle_t handle);
 
 /** What NULL handles mean in this process: CUFLASH_DEVICE_CURRENT (at start, unless the environment
- * has CUFLASH_DEVICE=cpu), CUFLASH_DEVICE_CPU or a CUDA ordinal. 8 on other values. Since 0.7.0. */
+ * has CUFLASH_DEVICE=cpu; other values than cpu and cuda there make calls return 8),
+ * CUFLASH_DEVICE_CPU or a CUDA ordinal. 8 on other values; 12, 18 where there is no CUDA device.
+ * Since 0.7.0. */
 CUFLASH_API cuflash_status_t cuflash_set_default_device(int32_t device);
 
 /** Sets an option of enum cuflash_option. 3 handle is NULL; 8 unknown key or value out of bounds.
@@ -572,10 +575,10 @@ CUFLASH_API cuflash_status_t cuflash_weights_init(cuflash_weights_t* weights, si
  * --------------------------------------------------------------------------------------------- */
 
 /** O = softmax(scale q.k, masked) V, and LSE where wanted.
- *  1 extents, scale; 2 Hq not a multiple of Hkv; 3 NULL tensors that have elements; 6 head_dim; 7
- * dtypes; 8 strides, mask values, host pointers; 9 alignment; 10 unimplemented fields; 11
- * workspace; 15 o or lse overlaps; 17 memory of another device; device statuses 4, 5, 12, 13, 18,
- * 19, 21, 22. */
+ *  1 extents, scale; 2 Hq not a multiple of Hkv; 3 NULL tensors that have elements; 6 head_dim;
+ *  7 dtypes; 8 strides, mask values, pointers to other memory; 9 alignment; 10 unimplemented fields,
+ *  a forced kernel that refuses; 11 workspace; 14 struct_size; 15 o or lse overlaps; 17 memory or
+ *  stream of another device; device statuses 4, 5, 12, 13, 18, 19, 20, 21, 22. */
 CUFLASH_API cuflash_status_t cuflash_attention_forward(cuflash_handle_t handle,
                                                        const cuflash_problem_t* problem,
                                                        cuflash_stream_t stream);
@@ -625,7 +628,8 @@ CUFLASH_API cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
  * "family", "launches", "workspace_bytes", "num_splits", "kernels": [{"name", "family", "rank",
  * "accepted", "reason"}]}; each kernel that refuses the problem has its own reason. *needed (may be
  * NULL) gets the whole length with the NUL. A problem that no kernel takes has "kernel": null and
- * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed.
+ * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed;
+ * an architecture that the library does not know is 13.
  * --------------------------------------------------------------------------------------------- */
 
 /** Workspace of cuflash_attention_forward(). */

@@ -115,6 +115,8 @@ class Workspace {
                     session_.is_cpu ? CUFLASH_ERROR_HOST_MEMORY : CUFLASH_ERROR_OUT_OF_MEMORY,
                     "the allocator gave no workspace of %zu bytes", bytes);
       owned_ = true;
+      CUFLASH_CHECK(reinterpret_cast<uintptr_t>(memory_) % 256 == 0, CUFLASH_ERROR_MISALIGNED,
+                    "the allocator gave %p, not a multiple of 256", memory_);
       return CUFLASH_SUCCESS;
     }
     if (session_.is_cpu) {
@@ -240,7 +242,7 @@ Status preload_variants(const Session& session, const Problem* like) {
 ForcedKernel forced_kernel(const Session& session, const char* problem_kernel) {
   if (problem_kernel != nullptr && problem_kernel[0] != '\0')
     return {problem_kernel, "problem.kernel"};
-  return {session.kernel, "the handle's kernel or CUFLASH_KERNEL"};
+  return {session.kernel, session.kernel_source};
 }
 
 Status open_for_query(Session* session, cuflash_handle_t handle, const CallOptions& options) {
@@ -256,11 +258,9 @@ void apply_options(const Session& session, Problem* problem) {
 
 Status choose(const Session& session, const CheckedProblem& checked, Choice* choice) {
   const ForcedKernel forced = forced_kernel(session, checked.options.kernel);
-  if (forced.name != nullptr && forced.name[0] != '\0' &&
-      !is_kernel_name(all_variants(), forced.name))
-    return fail_unknown_kernel(all_variants(), forced.name, forced.source);
-  CUFLASH_TRY(
-      select(all_variants(), checked.problem, session.capabilities, forced.name, &choice->variant));
+
+  CUFLASH_TRY(select(all_variants(), checked.problem, session.capabilities, forced.name,
+                     forced.source, &choice->variant));
   choice->plan = choice->variant->plan(checked.problem, session.capabilities);
   return CUFLASH_SUCCESS;
 }
@@ -356,8 +356,8 @@ cuflash_status_t cuflash_preload(cuflash_handle_t handle, const cuflash_problem_
   return entry(__func__, [&]() -> Status {
     CheckedProblem checked;
     if (problem != nullptr) {
-      // The kernels of a dtype and head_dim: decode leaves out k, v and len_k, so check as forward.
-      CUFLASH_TRY(check_forward(problem, Purpose::kQuery, &checked));
+      // Only the dtype and head_dim count, and any operation's problem will do.
+      CUFLASH_TRY(check_any(problem, &checked));
     }
     Session session;
     CUFLASH_TRY(session.open(handle, 0));

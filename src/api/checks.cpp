@@ -27,8 +27,8 @@ Status import_struct(const T* source, const char* name, T* copy) {
   CUFLASH_CHECK(source != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
   const size_t size = source->struct_size;
   CUFLASH_CHECK(size >= kMinStructSize, CUFLASH_ERROR_STRUCT_SIZE,
-                "%s.struct_size: %zu; set it to sizeof(%s_t), %zu in this library", name, size,
-                name, sizeof(T));
+                "%s.struct_size: %zu; set it to sizeof the struct, %zu in this library", name,
+                size, sizeof(T));
   CUFLASH_CHECK(size <= kMaxStructSize && size % 8 == 0, CUFLASH_ERROR_STRUCT_SIZE,
                 "%s.struct_size: %zu; at most %zu and a multiple of 8", name, size, kMaxStructSize);
   std::memset(copy, 0, sizeof(T));
@@ -325,9 +325,10 @@ class Tensors {
 
   // An array of int32 that the call reads; NULL is fine.
   Status add_integers(const char* name, const int32_t* data, int64_t count) {
-    CUFLASH_CHECK(reinterpret_cast<uintptr_t>(data) % sizeof *data == 0, CUFLASH_ERROR_MISALIGNED,
-                  "%s: address %p; must be a multiple of %zu", name, static_cast<const void*>(data),
-                  sizeof *data);
+    CUFLASH_CHECK(
+        purpose_ == Purpose::kQuery || reinterpret_cast<uintptr_t>(data) % sizeof *data == 0,
+        CUFLASH_ERROR_MISALIGNED, "%s: address %p; must be a multiple of %zu", name,
+        static_cast<const void*>(data), sizeof *data);
     add_bytes(&in_[inputs_], &inputs_, name, data, count * static_cast<int64_t>(sizeof *data));
     return CUFLASH_SUCCESS;
   }
@@ -359,8 +360,8 @@ class Tensors {
       int64_t reach;
       const bool overflow = __builtin_mul_overflow(extent[d] - 1, stride[d] * item_bytes, &reach) ||
                             __builtin_add_overflow(last, reach, &last);
-      CUFLASH_CHECK(!overflow && last < (int64_t{1} << 62), CUFLASH_ERROR_INVALID_VALUE,
-                    "%s.%s: %lld reaches past 2^62 bytes", name, kNames[d],
+      CUFLASH_CHECK(!overflow && last < (int64_t{1} << 61), CUFLASH_ERROR_INVALID_VALUE,
+                    "%s.%s: %lld reaches past 2^61 bytes", name, kNames[d],
                     static_cast<ll>(stride[d]));
       CUFLASH_CHECK(role == Role::kInput || stride[d] != 0 || extents.empty(),
                     CUFLASH_ERROR_ALIASING,
@@ -452,6 +453,16 @@ struct PartSeries {
   }
 };
 
+// That the last part begins below 2^61 bytes from the first; one part's own reach has been checked.
+Status check_part_reach(const char* name, int64_t stride, int64_t num_parts, int64_t item_bytes) {
+  int64_t reach;
+  const bool overflow = __builtin_mul_overflow(num_parts - 1, stride * item_bytes, &reach);
+  CUFLASH_CHECK(!overflow && reach < (int64_t{1} << 61), CUFLASH_ERROR_INVALID_VALUE,
+                "%s: %lld with %lld parts reaches past 2^61 bytes", name, static_cast<ll>(stride),
+                static_cast<ll>(num_parts));
+  return CUFLASH_SUCCESS;
+}
+
 // An output of a merge may be exactly a part (each row is read before it is written); any other overlap
 // would let one row's result destroy another row's input.
 Status check_merge_output(const PartSeries& output, const PartSeries& parts, bool may_be_a_part) {
@@ -482,7 +493,7 @@ constexpr uint32_t kProblemFlags = CUFLASH_PROBLEM_SCALE_SET | CUFLASH_PROBLEM_W
 // Everything that the operations share but the tensors.
 Status check_common(const cuflash_problem_t* source, Operation operation, Purpose purpose,
                     cuflash_problem_t* copy, CheckedProblem* checked) {
-  CUFLASH_TRY(import_struct(source, "cuflash_problem", copy));
+  CUFLASH_TRY(import_struct(source, "problem", copy));
   const cuflash_problem_t& problem = *copy;
   Problem& p = checked->problem;
   p.operation = operation;
@@ -519,6 +530,7 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   p.batch_invariant = (problem.flags & CUFLASH_PROBLEM_BATCH_INVARIANT) != 0;
   checked->options = {problem.workspace, problem.workspace_size, problem.kernel, problem.sm_margin,
                       problem.target_arch};
+  if (purpose == Purpose::kQuery) return CUFLASH_SUCCESS;
   CUFLASH_CHECK(
       problem.workspace == nullptr || reinterpret_cast<uintptr_t>(problem.workspace) % 256 == 0,
       CUFLASH_ERROR_MISALIGNED, "problem.workspace: address %p; a multiple of 256",
@@ -552,6 +564,12 @@ Status check_dtypes(const cuflash_problem_t& problem, Dtype of_q) {
 
 }  // namespace
 
+Status check_any(const cuflash_problem_t* source, CheckedProblem* checked) {
+  cuflash_problem_t problem;
+  // As decode, which allows most: more than one part.
+  return check_common(source, Operation::kDecode, Purpose::kQuery, &problem, checked);
+}
+
 Status check_forward(const cuflash_problem_t* source, Purpose purpose, CheckedProblem* checked) {
   cuflash_problem_t problem;
   CUFLASH_TRY(check_common(source, Operation::kForward, purpose, &problem, checked));
@@ -575,7 +593,7 @@ Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t
   cuflash_problem_t problem;
   cuflash_gradients_t gradients;
   CUFLASH_TRY(check_common(source, Operation::kBackward, purpose, &problem, checked));
-  CUFLASH_TRY(import_struct(source_gradients, "cuflash_gradients", &gradients));
+  CUFLASH_TRY(import_struct(source_gradients, "gradients", &gradients));
   CUFLASH_TRY(check_flags("gradients", gradients.flags,
                           CUFLASH_GRADIENTS_ACCUMULATE | CUFLASH_GRADIENTS_DELTA_GIVEN));
   CUFLASH_TRY(refuse_gradient_fields(gradients));
@@ -607,7 +625,7 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   cuflash_problem_t problem;
   cuflash_kv_cache_t cache;
   CUFLASH_TRY(check_common(source, Operation::kDecode, purpose, &problem, checked));
-  CUFLASH_TRY(import_struct(source_cache, "cuflash_kv_cache", &cache));
+  CUFLASH_TRY(import_struct(source_cache, "cache", &cache));
   CUFLASH_TRY(check_flags("cache", cache.flags, 0));
   CUFLASH_CHECK(is_zero(problem.k), CUFLASH_ERROR_INVALID_VALUE,
                 "problem.k: must be all zero in decode; the cache holds the keys");
@@ -646,7 +664,7 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
 
 Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
   cuflash_merge_t merge;
-  CUFLASH_TRY(import_struct(source, "cuflash_merge", &merge));
+  CUFLASH_TRY(import_struct(source, "merge", &merge));
   CUFLASH_TRY(check_flags("merge", merge.flags, CUFLASH_MERGE_LSE_BASE2));
   MergeProblem& p = checked->problem;
   Dtype in = Dtype::kF32, out = Dtype::kF32;
@@ -685,6 +703,9 @@ Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
                                    merge.lse_batch_stride, merge.lse_head_stride,
                                    merge.lse_row_stride, rows, false, Role::kInput, &p.lse_parts));
   if (rows.empty() || merge.num_parts == 0) return CUFLASH_SUCCESS;
+  CUFLASH_TRY(
+      check_part_reach("merge.part_stride", merge.part_stride, merge.num_parts, dtype_bytes(in)));
+  CUFLASH_TRY(check_part_reach("merge.lse_part_stride", merge.lse_part_stride, merge.num_parts, 4));
 
   const PartSeries parts("merge.parts", p.parts, rows, dtype_bytes(in), p.part_stride, p.num_parts);
   const PartSeries lse_parts("merge.lse_parts", p.lse_parts, rows, p.lse_part_stride, p.num_parts);
@@ -705,16 +726,16 @@ Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
 Status check_append(const cuflash_kv_cache_t* source_cache, const cuflash_kv_append_t* source) {
   cuflash_kv_cache_t cache;
   cuflash_kv_append_t append;
-  CUFLASH_TRY(import_struct(source_cache, "cuflash_kv_cache", &cache));
-  CUFLASH_TRY(import_struct(source, "cuflash_kv_append", &append));
+  CUFLASH_TRY(import_struct(source_cache, "cache", &cache));
+  CUFLASH_TRY(import_struct(source, "append", &append));
   return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_kv_cache_append: not implemented yet");
 }
 
 Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* source_weights) {
   cuflash_problem_t problem;
   cuflash_weights_t weights;
-  CUFLASH_TRY(import_struct(source, "cuflash_problem", &problem));
-  CUFLASH_TRY(import_struct(source_weights, "cuflash_weights", &weights));
+  CUFLASH_TRY(import_struct(source, "problem", &problem));
+  CUFLASH_TRY(import_struct(source_weights, "weights", &weights));
   return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_attention_weights: not implemented yet");
 }
 
@@ -730,8 +751,9 @@ Status init_struct(void* pointer, size_t size, const char* name) {
 }
 
 Status check_output_size(uint32_t struct_size, size_t minimum, const char* name) {
-  CUFLASH_CHECK(struct_size >= minimum && struct_size <= kMaxStructSize, CUFLASH_ERROR_STRUCT_SIZE,
-                "%s.struct_size: %u; %zu to %zu", name, struct_size, minimum, kMaxStructSize);
+  CUFLASH_CHECK(struct_size >= minimum && struct_size <= kMaxStructSize && struct_size % 8 == 0,
+                CUFLASH_ERROR_STRUCT_SIZE, "%s.struct_size: %u; %zu to %zu, a multiple of 8", name,
+                struct_size, minimum, kMaxStructSize);
   return CUFLASH_SUCCESS;
 }
 

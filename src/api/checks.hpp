@@ -44,6 +44,8 @@ struct CheckedProblem {
   MemoryUse memory;
 };
 
+// What all operations share, of a problem whose operation is not known: no tensors but the dtype of q.
+Status check_any(const cuflash_problem_t* problem, CheckedProblem* checked);
 Status check_forward(const cuflash_problem_t* problem, Purpose purpose, CheckedProblem* checked);
 Status check_backward(const cuflash_problem_t* problem, const cuflash_gradients_t* gradients,
                       Purpose purpose, CheckedProblem* checked);

@@ -1,5 +1,6 @@
 // Queries: workspace sizes, which kernel a call takes and why not another, and the tables themselves.
 #include <cstdarg>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -197,7 +198,7 @@ cuflash_status_t cuflash_kernel_info(int32_t index, cuflash_kernel_info_t* info)
   return entry(__func__, [&]() -> Status {
     CUFLASH_CHECK(info != nullptr, CUFLASH_ERROR_NULL_POINTER, "info: is NULL");
     const uint32_t size = info->struct_size;
-    CUFLASH_TRY(check_output_size(size, 8, "info"));
+    CUFLASH_TRY(check_output_size(size, offsetof(cuflash_kernel_info_t, operation), "info"));
     const Variant* found = nullptr;
     int32_t count = 0;
     for_each_variant(all_variants(), [&](const Variant& variant) {

@@ -11,10 +11,13 @@
 namespace cuflash {
 namespace {
 
+constexpr int32_t kUnknownDevice = -3;  // of the environment: calls on NULL handles refuse it
+
 int32_t device_of_environment() {
   const char* text = std::getenv("CUFLASH_DEVICE");
-  return text != nullptr && strcasecmp(text, "cpu") == 0 ? CUFLASH_DEVICE_CPU
-                                                         : CUFLASH_DEVICE_CURRENT;
+  if (text == nullptr || text[0] == '\0' || strcasecmp(text, "cuda") == 0)
+    return CUFLASH_DEVICE_CURRENT;
+  return strcasecmp(text, "cpu") == 0 ? CUFLASH_DEVICE_CPU : kUnknownDevice;
 }
 
 std::atomic<int32_t>& default_device() {
@@ -87,12 +90,16 @@ void Session::take_options(cuflash_handle_t handle) {
   if (handle == nullptr) return;
   options = handle->options;
   allocator = handle->allocator;
-  if (!handle->kernel.empty()) kernel = handle->kernel.c_str();
+  if (handle->kernel.empty()) return;
+  kernel = handle->kernel.c_str();
+  kernel_source = "cuflash_set_kernel";
 }
 
 Status Session::open(cuflash_handle_t handle, int32_t extra_sm_margin) {
   take_options(handle);
   device = handle != nullptr ? handle->device : default_device().load();
+  CUFLASH_CHECK(device != kUnknownDevice, CUFLASH_ERROR_INVALID_VALUE,
+                "CUFLASH_DEVICE in the environment is neither cpu nor cuda");
   is_cpu = device == CUFLASH_DEVICE_CPU;
   if (is_cpu) {
     capabilities.is_cpu = true;

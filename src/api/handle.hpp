@@ -44,6 +44,7 @@ struct Session {
   Options options;
   Allocator allocator;
   const char* kernel = nullptr;  // forced by the handle or the environment
+  const char* kernel_source = "CUFLASH_KERNEL";
   ThreadPool* pool = nullptr;
   device::DeviceGuard guard;  // the call's device is current while the session lives
 

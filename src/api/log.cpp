@@ -1,12 +1,13 @@
+// No lock anywhere: a fork() while another thread logs would leave it locked in the child for ever.
 #include "api/log.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 
 namespace cuflash {
@@ -17,32 +18,33 @@ int32_t level_of_environment() {
   return text == nullptr ? CUFLASH_LOG_OFF : static_cast<int32_t>(std::atoi(text));
 }
 
+struct Callback {
+  cuflash_log_fn function;
+  void* user;
+};
+
 struct Log {
-  std::mutex mutex;  // guards the members below, not the callback while it runs
-  cuflash_log_fn callback = nullptr;
-  void* user = nullptr;
-  FILE* file = nullptr;
+  // Callbacks are never freed: another thread may be about to call the one that was replaced.
+  std::atomic<const Callback*> callback{nullptr};
   // What log_enabled() reads: the callback's level while there is one, else the environment's.
   std::atomic<int32_t> level{level_of_environment()};
-
-  FILE* open_file() {
-    if (file != nullptr) return file;
-    const char* pattern = std::getenv("CUFLASH_LOG_FILE");
-    if (pattern != nullptr && pattern[0] != '\0') {
-      std::string name = pattern;
-      for (size_t at = name.find("%p"); at != std::string::npos; at = name.find("%p", at))
-        name.replace(at, 2, std::to_string(getpid()));
-      file = std::fopen(name.c_str(), "a");
-    }
-    if (file == nullptr) file = stderr;
-    return file;
-  }
 };
 
 // Never destroyed: calls may still run while the process exits.
 Log& log() {
   static Log* instance = new Log();
   return *instance;
+}
+
+// CUFLASH_LOG_FILE, opened for each line: lines are few, and no descriptor outlives a fork or an exec.
+int open_file() {
+  const char* pattern = std::getenv("CUFLASH_LOG_FILE");
+  if (pattern == nullptr || pattern[0] == '\0') return -1;
+  std::string name = pattern;
+  const std::string process = std::to_string(getpid());
+  for (size_t at = name.find("%p"); at != std::string::npos; at = name.find("%p", at))
+    name.replace(at, 2, process);
+  return open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
 }
 
 }  // namespace
@@ -56,25 +58,23 @@ void log_line(int32_t level, const char* format, ...) {
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  Log& out = log();
-  std::unique_lock<std::mutex> lock(out.mutex);
-  if (out.callback != nullptr) {
-    const cuflash_log_fn callback = out.callback;
-    void* user = out.user;
-    lock.unlock();
-    callback(user, level, text);
+  if (const Callback* callback = log().callback.load(std::memory_order_acquire)) {
+    callback->function(callback->user, level, text);
     return;
   }
-  FILE* file = out.open_file();
-  std::fprintf(file, "cuflash[%d]: %s\n", static_cast<int>(getpid()), text);
-  std::fflush(file);
+  const std::string line = "cuflash[" + std::to_string(getpid()) + "]: " + text + "\n";
+  const int file = open_file();
+  // One write a line, so that lines of several threads do not mix. A log that cannot be written is no
+  // reason to fail a call.
+  const ssize_t written = write(file >= 0 ? file : STDERR_FILENO, line.data(), line.size());
+  (void)written;
+  if (file >= 0) close(file);
 }
 
 void set_log_callback(cuflash_log_fn callback, void* user, int32_t level) {
   Log& out = log();
-  const std::lock_guard<std::mutex> lock(out.mutex);
-  out.callback = callback;
-  out.user = user;
+  out.callback.store(callback != nullptr ? new Callback{callback, user} : nullptr,
+                     std::memory_order_release);
   out.level.store(callback != nullptr ? level : level_of_environment(), std::memory_order_relaxed);
 }
 

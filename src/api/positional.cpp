@@ -23,6 +23,11 @@ struct Shape {
   int32_t num_splits;
 };
 
+struct NamedDimension {
+  const char* name;
+  int32_t value;
+};
+
 cuflash_tensor_t dense(const void* data, int32_t dtype) {
   cuflash_tensor_t tensor = {};
   tensor.data = const_cast<void*>(data);
@@ -34,6 +39,16 @@ cuflash_tensor_t dense(const void* data, int32_t dtype) {
 Status fill(const Operands& t, const Shape& shape, int32_t dtype, cuflash_problem_t* problem) {
   CUFLASH_CHECK(shape.causal >= 0 && shape.causal <= 2, CUFLASH_ERROR_INVALID_VALUE,
                 "causal: %d; 0 (none), 1 (bottom-right) or 2 (top-left)", shape.causal);
+  const NamedDimension extents[] = {{"batch_size", shape.batch},
+                                    {"num_heads", shape.heads_q},
+                                    {"num_heads_kv", shape.heads_kv},
+                                    {"len_q", shape.len_q},
+                                    {"len_k", shape.len_k}};
+  for (const NamedDimension& e : extents)
+    CUFLASH_CHECK(e.value >= 0, CUFLASH_ERROR_INVALID_DIMENSION, "%s: %d; not negative", e.name,
+                  e.value);
+  CUFLASH_CHECK(shape.heads_kv != 0 || shape.heads_q == 0, CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "num_heads_kv: 0, but num_heads is %d", shape.heads_q);
   *problem = {};
   problem->struct_size = sizeof *problem;
   problem->flags = CUFLASH_PROBLEM_SCALE_SET;
@@ -88,10 +103,6 @@ Status decode(const Operands& t, const Shape& shape, int32_t dtype, cuflash_stre
 struct NamedPointer {
   const char* name;
   const void* pointer;
-};
-struct NamedDimension {
-  const char* name;
-  int32_t value;
 };
 template <size_t kPointers>
 Status check_older(const NamedPointer (&pointers)[kPointers], const Shape& shape) {

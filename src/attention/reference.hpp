@@ -33,6 +33,19 @@ CUFLASH_HOST_DEVICE void store_row(const Team& team, const float* x, float facto
                     [&](int slot, int channel) { row[channel] = from_float<T>(x[slot] * factor); });
 }
 
+// Long sums run over blocks of this many terms with sums of their own: one long fp32 sum drifts. Over 131,072
+// equal values it was wrong in the third digit.
+constexpr int64_t kSumBlock = 128;
+
+// total += block, and the block starts again from 0.
+template <class Team>
+CUFLASH_HOST_DEVICE void flush_block(const Team& team, int head_dim, float* block, float* total) {
+  team.for_channels(head_dim, [&](int slot, int) {
+    total[slot] += block[slot];
+    block[slot] = 0;
+  });
+}
+
 // A score: the product rounded, then scaled and rounded again. Contracted into the subtraction that follows, as
 // nvcc would, forward and backward would see different scores, and P = exp(s - lse) would miss 1 where
 // a row sees a single key.
@@ -60,14 +73,11 @@ CUFLASH_HOST_DEVICE void reference_forward_row(const Team& team, const Problem& 
   load_row(team, p.q.row<T>(b, head, row), head_dim, q);
   team.for_channels(head_dim, [&](int slot, int) { acc[slot] = 0; });
 
-  // Blocks of keys have sums of their own: one long fp32 sum drifts. Over 131,072 equal values of 60,000 it
-  // was wrong in the third digit.
-  constexpr int64_t kBlockKeys = 128;
   OnlineSoftmax softmax;
-  for (int64_t first = keys.begin; first < keys.end; first += kBlockKeys) {
+  for (int64_t first = keys.begin; first < keys.end; first += kSumBlock) {
     OnlineSoftmax block;
     team.for_channels(head_dim, [&](int slot, int) { block_acc[slot] = 0; });
-    const int64_t end = min64(first + kBlockKeys, keys.end);
+    const int64_t end = min64(first + kSumBlock, keys.end);
     for (int64_t key = first; key < end; ++key) {
       const float score =
           scaled_score(p.scale, dot(team, q, p.k.row<T>(b, head_kv, key), head_dim));
@@ -107,10 +117,10 @@ CUFLASH_HOST_DEVICE void reference_dq_row(const Team& team, const Problem& p, in
   const int64_t shift = centre_shift(p.mask, b, p.len_q, p.len_k);
   const Range keys = visible_keys(p.mask, shift, row, p.len_k);
 
-  float q[Team::kSlots], d_o[Team::kSlots], dq[Team::kSlots];
+  float q[Team::kSlots], d_o[Team::kSlots], dq[Team::kSlots], block_dq[Team::kSlots];
   load_row(team, p.q.row<T>(b, head, row), head_dim, q);
   load_row(team, p.d_o.row<T>(b, head, row), head_dim, d_o);
-  team.for_channels(head_dim, [&](int slot, int) { dq[slot] = 0; });
+  team.for_channels(head_dim, [&](int slot, int) { dq[slot] = block_dq[slot] = 0; });
 
   const float lse = keys.empty() ? 0.0f : *p.lse.at(b, head, row);
   for (int64_t key = keys.begin; key < keys.end; ++key) {
@@ -119,8 +129,10 @@ CUFLASH_HOST_DEVICE void reference_dq_row(const Team& team, const Problem& p, in
     const float d_p = dot(team, d_o, p.v.row<T>(b, head_kv, key), head_dim);
     const float d_s = weight * (d_p - delta);
     team.for_channels(head_dim,
-                      [&](int slot, int channel) { dq[slot] += d_s * to_float(k[channel]); });
+                      [&](int slot, int channel) { block_dq[slot] += d_s * to_float(k[channel]); });
+    if ((key - keys.begin) % kSumBlock == kSumBlock - 1) flush_block(team, head_dim, block_dq, dq);
   }
+  flush_block(team, head_dim, block_dq, dq);
   store_row(team, dq, p.scale, head_dim, p.dq.row<T>(b, head, row));
 }
 
@@ -134,9 +146,12 @@ CUFLASH_HOST_DEVICE void reference_dkv_row(const Team& team, const Problem& p, i
   const Range rows = visible_rows(p.mask, shift, key, p.len_q);
 
   float k[Team::kSlots], v[Team::kSlots], dk[Team::kSlots], dv[Team::kSlots];
+  float block_dk[Team::kSlots], block_dv[Team::kSlots];
   load_row(team, p.k.row<T>(b, head_kv, key), head_dim, k);
   load_row(team, p.v.row<T>(b, head_kv, key), head_dim, v);
-  team.for_channels(head_dim, [&](int slot, int) { dk[slot] = dv[slot] = 0; });
+  team.for_channels(
+      head_dim, [&](int slot, int) { dk[slot] = dv[slot] = block_dk[slot] = block_dv[slot] = 0; });
+  int64_t terms = 0;
 
   for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
     const float* head_delta = delta + (b * p.heads_q + head) * p.len_q;
@@ -147,11 +162,16 @@ CUFLASH_HOST_DEVICE void reference_dkv_row(const Team& team, const Problem& p, i
       const float weight = expf(score - *p.lse.at(b, head, row));
       const float d_s = weight * (dot(team, v, d_o, head_dim) - head_delta[row]);
       team.for_channels(head_dim, [&](int slot, int channel) {
-        dk[slot] += d_s * to_float(q[channel]);
-        dv[slot] += weight * to_float(d_o[channel]);
+        block_dk[slot] += d_s * to_float(q[channel]);
+        block_dv[slot] += weight * to_float(d_o[channel]);
       });
+      if (++terms % kSumBlock != 0) continue;
+      flush_block(team, head_dim, block_dk, dk);
+      flush_block(team, head_dim, block_dv, dv);
     }
   }
+  flush_block(team, head_dim, block_dk, dk);
+  flush_block(team, head_dim, block_dv, dv);
   store_row(team, dk, p.scale, head_dim, p.dk.row<T>(b, head_kv, key));
   store_row(team, dv, 1.0f, head_dim, p.dv.row<T>(b, head_kv, key));
 }
@@ -165,16 +185,25 @@ CUFLASH_HOST_DEVICE void merge_row(const Team& team, const MergeProblem& p, int6
   const float to_natural = p.base2 ? 0.69314718055994531f : 1.0f;
   const float* lse_part = p.lse_parts.at(b, head, row);
   OnlineSoftmax softmax;
-  float acc[Team::kSlots];
+  float acc[Team::kSlots], block_acc[Team::kSlots];
   team.for_channels(head_dim, [&](int slot, int) { acc[slot] = 0; });
-  for (int64_t part = 0; part < p.num_parts; ++part) {
-    const float lse = lse_part[part * p.lse_part_stride] * to_natural;
-    if (lse == negative_infinity()) continue;
+  for (int64_t first = 0; first < p.num_parts; first += kSumBlock) {
+    OnlineSoftmax block;
+    team.for_channels(head_dim, [&](int slot, int) { block_acc[slot] = 0; });
+    for (int64_t part = first; part < min64(first + kSumBlock, p.num_parts); ++part) {
+      const float lse = lse_part[part * p.lse_part_stride] * to_natural;
+      if (lse == negative_infinity()) continue;
+      float weight;
+      const float rescale = block.update(lse, &weight);
+      const In* o = p.parts.row<In>(b, head, row) + part * p.part_stride;
+      team.for_channels(head_dim, [&](int slot, int channel) {
+        block_acc[slot] = block_acc[slot] * rescale + weight * to_float(o[channel]);
+      });
+    }
     float weight;
-    const float rescale = softmax.update(lse, &weight);
-    const In* o = p.parts.row<In>(b, head, row) + part * p.part_stride;
-    team.for_channels(head_dim, [&](int slot, int channel) {
-      acc[slot] = acc[slot] * rescale + weight * to_float(o[channel]);
+    const float rescale = softmax.merge(block, &weight);
+    team.for_channels(head_dim, [&](int slot, int) {
+      acc[slot] = acc[slot] * rescale + weight * block_acc[slot];
     });
   }
   team.sync();  // SAFETY: o and lse may be a part; every lane has read its parts before any writes.

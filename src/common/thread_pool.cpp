@@ -27,7 +27,12 @@ struct ThreadPool::State {
   std::atomic<int64_t> next{0};
 
   std::vector<std::thread> workers;
-  pid_t owner = 0;
+  std::atomic<pid_t> owner{0};  // the process whose threads these are
+
+  bool is_forked() const {
+    const pid_t process = owner.load(std::memory_order_relaxed);
+    return process != 0 && process != getpid();
+  }
 
   void take_pieces(const std::function<void(int64_t, int64_t)>& g) {
     for (;;) {
@@ -56,7 +61,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool() : state_(new State) {}
 
 ThreadPool::~ThreadPool() {
-  if (state_->owner != 0 && state_->owner != getpid()) {
+  if (state_->is_forked()) {
     // A forked child: the threads are not here, and joining them would hang or abort.
     (void)state_.release();
     return;
@@ -74,12 +79,11 @@ void ThreadPool::parallel_for(int64_t count, int threads,
   if (count <= 0) return;
   State& state = *state_;
   const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
-  const bool forked = state.owner != 0 && state.owner != getpid();
-  if (helpers < 1 || forked || !state.busy.try_lock()) return f(0, count);
+  if (helpers < 1 || state.is_forked() || !state.busy.try_lock()) return f(0, count);
   const std::lock_guard<std::mutex> busy(state.busy, std::adopt_lock);
 
   std::unique_lock<std::mutex> lock(state.mutex);
-  state.owner = getpid();
+  state.owner.store(getpid(), std::memory_order_relaxed);
   try {
     while (static_cast<int>(state.workers.size()) < helpers) {
       const int index = static_cast<int>(state.workers.size());

@@ -46,9 +46,9 @@ Status fail_unknown_kernel(const VariantTables& tables, const char* name, const 
 }
 
 Status select(const VariantTables& tables, const Problem& problem, const Capabilities& caps,
-              const char* forced, const Variant** chosen) {
+              const char* forced, const char* source, const Variant** chosen) {
   const bool any = forced == nullptr || forced[0] == '\0';
-  if (!any && !is_kernel_name(tables, forced)) return fail_unknown_kernel(tables, forced, "kernel");
+  if (!any && !is_kernel_name(tables, forced)) return fail_unknown_kernel(tables, forced, source);
   const Variant* best = nullptr;
   const Variant* refuser = nullptr;  // the forced variant that comes nearest to the problem
   const char* reason = nullptr;
@@ -77,7 +77,7 @@ Status select(const VariantTables& tables, const Problem& problem, const Capabil
     return fail(status,
                 "no kernel takes this problem; %s: %s (the explain function lists all reasons)",
                 refuser->name, reason);
-  return fail(status, "kernel \"%.64s\" was asked for; %s: %s%s", forced, refuser->name, reason,
+  return fail(status, "%s asks for \"%.64s\"; %s: %s%s", source, forced, refuser->name, reason,
               refusers > 1 ? " (the explain function lists all reasons)" : "");
 }
 

@@ -61,7 +61,7 @@ class Tables {
   VariantTables get() const { return {&span_, 1}; }
   std::string choice(const Problem& p, const Capabilities& c, const char* forced = nullptr) const {
     const Variant* chosen = nullptr;
-    const Status status = select(get(), p, c, forced, &chosen);
+    const Status status = select(get(), p, c, forced, "the test", &chosen);
     return status == CUFLASH_SUCCESS ? chosen->name : "status " + std::to_string(status);
   }
   const std::vector<Variant>& rows() const { return rows_; }
@@ -196,7 +196,7 @@ Variant row(const char* name, const char* family, int rank,
 Status choose(const std::vector<Variant>& rows, const char* forced, const Variant** chosen) {
   const VariantSpan span = {rows.data(), rows.size()};
   return select({&span, 1}, problem_of(Operation::kForward, Dtype::kF16, 64), gpu(90, k227KB),
-                forced, chosen);
+                forced, "the test", chosen);
 }
 
 TEST(Selection, HighestRankThenFirst) {

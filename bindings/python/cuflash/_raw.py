@@ -808,7 +808,8 @@ def cuflash_destroy(handle):
 @function(cuflash_status_t, [c_int32])
 def cuflash_set_default_device(device):
     """What NULL handles mean in this process: CUFLASH_DEVICE_CURRENT (at start, unless the
-    environment has CUFLASH_DEVICE=cpu), CUFLASH_DEVICE_CPU or a CUDA ordinal. 8 on other values.
+    environment has CUFLASH_DEVICE=cpu; other values than cpu and cuda there make calls return 8),
+    CUFLASH_DEVICE_CPU or a CUDA ordinal. 8 on other values; 12, 18 where there is no CUDA device.
     Since 0.7.0."""
 
 
@@ -895,9 +896,10 @@ def cuflash_weights_init(weights, size):
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_problem_t), cuflash_stream_t])
 def cuflash_attention_forward(handle, problem, stream):
     """O = softmax(scale q.k, masked) V, and LSE where wanted. 1 extents, scale; 2 Hq not a multiple
-    of Hkv; 3 NULL tensors that have elements; 6 head_dim; 7 dtypes; 8 strides, mask values, host
-    pointers; 9 alignment; 10 unimplemented fields; 11 workspace; 15 o or lse overlaps; 17 memory of
-    another device; device statuses 4, 5, 12, 13, 18, 19, 21, 22."""
+    of Hkv; 3 NULL tensors that have elements; 6 head_dim; 7 dtypes; 8 strides, mask values,
+    pointers to other memory; 9 alignment; 10 unimplemented fields, a forced kernel that refuses; 11
+    workspace; 14 struct_size; 15 o or lse overlaps; 17 memory or stream of another device; device
+    statuses 4, 5, 12, 13, 18, 19, 20, 21, 22."""
 
 
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_problem_t),

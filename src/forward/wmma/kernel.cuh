@@ -226,7 +226,7 @@ __device__ bool softmax_strip(Warp& s_warp, int strip, unsigned lane, float scal
   if (first_column == 0) s_warp.row_factors[row] = factor;
   __syncwarp();  // SAFETY: all lanes have read the strip's scores before weights overwrite them.
 
-  float l_part[4] = {state.l * factor, 0, 0, 0};
+  float l_part[4] = {};  // of this tile alone: with the running sum among them they would drift
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     float p[4];
@@ -241,7 +241,7 @@ __device__ bool softmax_strip(Warp& s_warp, int strip, unsigned lane, float scal
     device::store_packed16(&s_warp.weights[row][8 * group + first_column], p);
   }
   state.m = m;
-  state.l = (l_part[0] + l_part[1]) + (l_part[2] + l_part[3]);
+  state.l = state.l * factor + ((l_part[0] + l_part[1]) + (l_part[2] + l_part[3]));
   return __any_sync(kFullWarp, factor != 1.0f);
 }
 
