@@ -21,11 +21,13 @@ int32_t level_of_environment() {
 struct Callback {
   cuflash_log_fn function;
   void* user;
+  const Callback* older;  // keeps all that were ever set reachable
 };
 
 struct Log {
   // Callbacks are never freed: another thread may be about to call the one that was replaced.
-  std::atomic<const Callback*> callback{nullptr};
+  std::atomic<const Callback*> newest{nullptr};
+  std::atomic<const Callback*> callback{nullptr};  // the one in force, null: none
   // What log_enabled() reads: the callback's level while there is one, else the environment's.
   std::atomic<int32_t> level{level_of_environment()};
 };
@@ -73,8 +75,14 @@ void log_line(int32_t level, const char* format, ...) {
 
 void set_log_callback(cuflash_log_fn callback, void* user, int32_t level) {
   Log& out = log();
-  out.callback.store(callback != nullptr ? new Callback{callback, user} : nullptr,
-                     std::memory_order_release);
+  const Callback* made = nullptr;
+  if (callback != nullptr) {
+    auto* fresh = new Callback{callback, user, out.newest.load(std::memory_order_relaxed)};
+    while (!out.newest.compare_exchange_weak(fresh->older, fresh, std::memory_order_relaxed)) {
+    }
+    made = fresh;
+  }
+  out.callback.store(made, std::memory_order_release);
   out.level.store(callback != nullptr ? level : level_of_environment(), std::memory_order_relaxed);
 }
 
