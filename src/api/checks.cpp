@@ -27,8 +27,8 @@ Status import_struct(const T* source, const char* name, T* copy) {
   CUFLASH_CHECK(source != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
   const size_t size = source->struct_size;
   CUFLASH_CHECK(size >= kMinStructSize, CUFLASH_ERROR_STRUCT_SIZE,
-                "%s.struct_size: %zu; set it to sizeof the struct, %zu in this library", name,
-                size, sizeof(T));
+                "%s.struct_size: %zu; set it to sizeof the struct, %zu in this library", name, size,
+                sizeof(T));
   CUFLASH_CHECK(size <= kMaxStructSize && size % 8 == 0, CUFLASH_ERROR_STRUCT_SIZE,
                 "%s.struct_size: %zu; at most %zu and a multiple of 8", name, size, kMaxStructSize);
   std::memset(copy, 0, sizeof(T));
