@@ -42,10 +42,10 @@
  * Work is ordered by the streams alone. A fault of an earlier kernel is reported as 22. CPU calls
  * (CUFLASH_DEVICE_CPU) are synchronous, take host pointers and NULL as the stream.
  *
- * MEMORY. The library keeps no device memory behind a call. A call that needs workspace takes the
- * caller's (problem.workspace); without one it takes a block from a private stream-ordered pool
- * (see cuflash_trim) and gives it back on the same stream. One workspace serves one stream at a
- * time.
+ * MEMORY. A call that needs workspace takes the caller's (problem.workspace). Without one it takes a
+ * block from a private stream-ordered pool and gives it back on the same stream; the pool may keep up
+ * to 64 MiB for later calls, until cuflash_trim(). Under capture the block is memory of the graph. One
+ * workspace serves one stream at a time.
  *
  * THREADS. All functions may be called from any thread at the same time, also with the same handle;
  * handles are immutable but for the cuflash_set_ functions and cuflash_destroy(), which must not

@@ -7,6 +7,7 @@
 
 #include "api/calls.hpp"
 #include "api/entry.hpp"
+#include "api/known_blocks.hpp"
 #include "api/tables.hpp"
 #include "cpu/reference.hpp"
 #ifdef CUFLASH_WITH_CUDA
@@ -18,28 +19,6 @@ namespace {
 
 // ---- where pointers live ---------------------------------------------------------------------------------
 
-// Blocks of memory that this thread lately found to belong to a device. Asking CUDA takes about 0.7 us a
-// pointer, more than all other checks of a call together. A block freed since only costs the message.
-class KnownBlocks {
- public:
-  bool contains(const void* pointer, int device) const {
-    return blocks_[slot(pointer)].key == key(pointer) && blocks_[slot(pointer)].device == device;
-  }
-  void add(const void* pointer, int device) { blocks_[slot(pointer)] = {key(pointer), device}; }
-
- private:
-  static constexpr int kSlots = 64;
-  // Device and host memory share no block of 64 KB.
-  static uintptr_t key(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) >> 16; }
-  static size_t slot(const void* pointer) {
-    return (key(pointer) * 0x9e3779b97f4a7c15u >> 32) % kSlots;
-  }
-  struct Block {
-    uintptr_t key;
-    int device;
-  };
-  Block blocks_[kSlots];  // zero: no block, since no memory lies in the first
-};
 thread_local KnownBlocks t_known_blocks;
 
 // Without this check a wrong pointer is a fault in a kernel, and the context is lost.
@@ -258,7 +237,6 @@ void apply_options(const Session& session, Problem* problem) {
 
 Status choose(const Session& session, const CheckedProblem& checked, Choice* choice) {
   const ForcedKernel forced = forced_kernel(session, checked.options.kernel);
-
   CUFLASH_TRY(select(all_variants(), checked.problem, session.capabilities, forced.name,
                      forced.source, &choice->variant));
   choice->plan = choice->variant->plan(checked.problem, session.capabilities);
