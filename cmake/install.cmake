@@ -1,4 +1,4 @@
-# What `cmake --install` and the packages lay down: the library, the header, and two ways to find
+# What `cmake --install` and the packages lay down: the library, the headers, and two ways to find
 # them (CMake's find_package and pkg-config). A consumer needs no CUDA toolkit: the CUDA runtime is
 # inside the library and no header asks for one.
 include(CMakePackageConfigHelpers)

@@ -1,5 +1,5 @@
 # Debian packages: `cpack --config build/<preset>/CPackConfig.cmake` makes libcuflash0 (the library)
-# and libcuflash-dev (header, CMake and pkg-config files). tests/package checks them.
+# and libcuflash-dev (headers, CMake and pkg-config files). tests/package checks them.
 set(_runtime libcuflash${CUFLASH_SOVERSION})
 set(_control ${PROJECT_BINARY_DIR}/deb-control)
 
@@ -44,7 +44,7 @@ This package holds the shared library.")
 set(CPACK_DEBIAN_DEVELOPMENT_DESCRIPTION "exact attention as a system library - development files
 ${_about}
 
-This package holds the C header and the CMake and pkg-config files.")
+This package holds the C and C++ headers, the CMake and pkg-config files.")
 
 # Control files and the ldconfig trigger are written here and not by CPack's own options, which make
 # CPack 3.25 add maintainer scripts that call ldconfig. cpack-deb.cmake adds Depends and symbols.

@@ -31,8 +31,9 @@ Status import_struct(const T* source, const char* name, T* copy) {
                 sizeof(T));
   CUFLASH_CHECK(size <= kMaxStructSize && size % 8 == 0, CUFLASH_ERROR_STRUCT_SIZE,
                 "%s.struct_size: %zu; at most %zu and a multiple of 8", name, size, kMaxStructSize);
-  std::memset(copy, 0, sizeof(T));
-  std::memcpy(copy, source, size < sizeof(T) ? size : sizeof(T));
+  const size_t known = size < sizeof(T) ? size : sizeof(T);
+  std::memcpy(copy, source, known);
+  std::memset(reinterpret_cast<char*>(copy) + known, 0, sizeof(T) - known);
   const char* bytes = reinterpret_cast<const char*>(source);
   for (size_t i = sizeof(T); i < size; ++i)
     CUFLASH_CHECK(bytes[i] == 0, CUFLASH_ERROR_STRUCT_SIZE,
@@ -702,6 +703,10 @@ Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
   CUFLASH_TRY(inputs.add_row_stats("merge.lse_parts", const_cast<float*>(merge.lse_parts),
                                    merge.lse_batch_stride, merge.lse_head_stride,
                                    merge.lse_row_stride, rows, false, Role::kInput, &p.lse_parts));
+  if (merge.num_parts == 0) {
+    p.parts = {nullptr, 0, 0, 0, in};  // no offset from what may be null
+    p.lse_parts = {};
+  }
   if (rows.empty() || merge.num_parts == 0) return CUFLASH_SUCCESS;
   CUFLASH_TRY(
       check_part_reach("merge.part_stride", merge.part_stride, merge.num_parts, dtype_bytes(in)));

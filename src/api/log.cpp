@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -15,7 +16,9 @@ namespace {
 
 int32_t level_of_environment() {
   const char* text = std::getenv("CUFLASH_LOG_LEVEL");
-  return text == nullptr ? CUFLASH_LOG_OFF : static_cast<int32_t>(std::atoi(text));
+  if (text == nullptr) return CUFLASH_LOG_OFF;
+  return static_cast<int32_t>(
+      std::clamp<long>(std::strtol(text, nullptr, 10), CUFLASH_LOG_OFF, CUFLASH_LOG_CALLS));
 }
 
 struct Callback {

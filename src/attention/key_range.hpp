@@ -61,6 +61,14 @@ CUFLASH_HOST_DEVICE TileRange tile_keys(const Mask& mask, int64_t shift, int64_t
   return {{first.begin, last.end}, {last.begin, max64(last.begin, first.end)}};
 }
 
+// The same for the rows that the keys [key_begin, key_end), at least one, are seen by.
+CUFLASH_HOST_DEVICE TileRange tile_rows(const Mask& mask, int64_t shift, int64_t key_begin,
+                                        int64_t key_end, int64_t len_q) {
+  const Range first = visible_rows(mask, shift, key_begin, len_q);
+  const Range last = visible_rows(mask, shift, key_end - 1, len_q);
+  return {{first.begin, last.end}, {last.begin, max64(last.begin, first.end)}};
+}
+
 // Part `split` of `num_splits` nearly equal parts of a range; parts past its length are empty.
 CUFLASH_HOST_DEVICE Range split_range(Range range, int64_t split, int64_t num_splits) {
   const int64_t length = max64(0, range.end - range.begin);

@@ -8,7 +8,7 @@ namespace {
 
 // Trivially destructible on purpose: a destructor would be registered per thread and pin the library.
 struct ThreadError {
-  char message[1024];
+  char message[4096];
   int cuda_error;
 };
 thread_local ThreadError t_error;

@@ -89,13 +89,13 @@ void ThreadPool::parallel_for(int64_t count, int threads,
       const int index = static_cast<int>(state.workers.size());
       state.workers.emplace_back(&State::worker, &state, index, state.generation);
     }
-  } catch (const std::system_error&) {
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
     // No more threads to be had: work with those that there are.
   }
   state.f = &f;
   state.count = count;
   // Several pieces a thread, since rows of a causal mask differ in cost.
-  state.piece = std::max<int64_t>(1, count / (8 * (helpers + 1)));
+  state.piece = std::max<int64_t>(1, count / (int64_t{8} * (helpers + 1)));
   state.next.store(0, std::memory_order_relaxed);
   state.wanted = std::min(helpers, static_cast<int>(state.workers.size()));
   state.running = state.wanted;

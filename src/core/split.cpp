@@ -5,25 +5,53 @@
 namespace cuflash {
 namespace {
 
-constexpr int64_t kMinKeys = 256;  // of a part: fewer are not worth their merge
-constexpr int64_t kBlocksPerSm = 2;
 constexpr int64_t kInvariantKeys = 1024;
-constexpr int64_t kMaxAutomatic = 128;
+constexpr int64_t kMaxAutomatic = 256;
+
+// Costs in units of the time in which an SM, at its share of the bandwidth, streams the keys and values of one
+// token (512 bytes in bf16 at head_dim 128, 15 ns on an H200).
+constexpr int64_t kMinKeys = 64;     // of a part
+constexpr int64_t kBlockCost = 32;   // to start and end a block
+constexpr int64_t kMergeCost = 192;  // to launch the merge
+constexpr int64_t kPartCost = 1;     // to merge a part
+
+// Beyond this many blocks on each SM the last ones cost too little to look further.
+constexpr int64_t kMaxRounds = 16;
 
 int64_t rows_of(const Problem& p) { return p.batch * p.heads_q * p.len_q; }
 
+// An upper bound of the keys that a tile of rows sees.
+int64_t visible_length(const Problem& p, const SplitShape& shape) {
+  return min64(p.len_k, p.mask.left + p.mask.right + shape.tile_rows);
+}
+
 }  // namespace
 
-int32_t choose_splits(const Problem& p, const Capabilities& capabilities) {
+int32_t choose_splits(const Problem& p, const Capabilities& capabilities, const SplitShape& shape) {
   if (p.num_splits > 0) return p.num_splits;
-  if (capabilities.is_cpu || rows_of(p) == 0 || p.len_k < 2 * kMinKeys) return 1;
-  const int64_t by_length = p.len_k / kMinKeys;
-  if (p.batch_invariant)  // may depend on the cache's capacity, not on the batch
-    return static_cast<int32_t>(clamp64(p.len_k / kInvariantKeys, 1, kMaxAutomatic));
-  const int64_t parallel = p.batch * p.heads_kv;
-  if (parallel >= capabilities.sm_count) return 1;
-  const int64_t to_fill = ceil_div(kBlocksPerSm * capabilities.sm_count, parallel);
-  return static_cast<int32_t>(clamp64(min64(by_length, to_fill), 1, kMaxAutomatic));
+  if (capabilities.is_cpu || rows_of(p) == 0) return 1;
+  const int64_t keys = visible_length(p, shape);
+  if (p.batch_invariant)
+    return static_cast<int32_t>(clamp64(keys / kInvariantKeys, 1, kMaxAutomatic));
+  const int64_t most = clamp64(keys / kMinKeys, 1, kMaxAutomatic);
+  const int64_t tiles =
+      p.batch * p.heads_kv * ceil_div(p.heads_q / p.heads_kv * p.len_q, shape.tile_rows);
+  // An SM's time is that of its blocks, one after the other; fewer than blocks_per_sm at once do not run faster.
+  const auto cost = [&](int64_t splits) {
+    const int64_t rounds = ceil_div(tiles * splits, capabilities.sm_count);
+    const int64_t merge = splits > 1 ? kMergeCost + splits * kPartCost : 0;
+    return max64(rounds, shape.blocks_per_sm) * (ceil_div(keys, splits) + kBlockCost) + merge;
+  };
+  int64_t best = 1, best_cost = cost(1);
+  // For each number of blocks on an SM the most parts that give no more.
+  for (int64_t rounds = 1; rounds <= kMaxRounds; ++rounds) {
+    const int64_t splits = clamp64(rounds * capabilities.sm_count / tiles, 1, most);
+    if (splits == best) continue;
+    const int64_t splits_cost = cost(splits);
+    if (splits_cost < best_cost) best = splits, best_cost = splits_cost;
+    if (splits == most) break;
+  }
+  return static_cast<int32_t>(best);
 }
 
 SplitWorkspace split_workspace(const Problem& p, int32_t num_splits) {

@@ -10,9 +10,19 @@ namespace cuflash {
 
 constexpr int32_t kMaxSplits = 1024;
 
-// The number of parts for a decode problem: what the caller asked for, or enough to fill the device. Depends
-// on capacities known to the host, never on lengths on the device, so that a captured launch stays right.
-int32_t choose_splits(const Problem& problem, const Capabilities& capabilities);
+// What a family's blocks are like: each takes the rows of one KV head, up to tile_rows of them, and a part of
+// the keys.
+struct SplitShape {
+  int tile_rows;
+  int blocks_per_sm;  // that keep enough loads under way to use the whole bandwidth
+};
+constexpr SplitShape kRowOfAWarp = {1, 16};  // the reference's warps
+
+// The number of parts for a decode problem: what the caller asked for, or the one for which the device streams
+// the keys soonest. Depends on capacities known to the host, never on lengths on the device, so that a captured
+// launch stays right; with batch_invariant neither on the batch.
+int32_t choose_splits(const Problem& problem, const Capabilities& capabilities,
+                      const SplitShape& shape = kRowOfAWarp);
 
 // Partial O (fp32 [split, batch, head, row, channel]) and LSE ([split, batch, head, row]).
 struct SplitWorkspace {

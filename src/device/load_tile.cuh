@@ -13,11 +13,12 @@ namespace cuflash::device {
 // vector_access: g_tile and row_stride are multiples of 16 bytes and `columns` of 8; then the copies are
 // asynchronous and join the thread's open group of cp.async. Without it they go element by element.
 //
-// All kThreads threads take part. The tile is complete after each has waited for its group, and a barrier.
+// kThreads threads take part, each with its number among them. The tile is complete after each has waited for its
+// group, and a barrier.
 template <int kThreads, int kRows, int kColumns, int kLd, class Element>
 __device__ __forceinline__ void load_tile(Element* s_tile, const Element* g_tile,
                                           int64_t row_stride, int rows, int columns,
-                                          bool vector_access) {
+                                          bool vector_access, unsigned thread = threadIdx.x) {
   constexpr int kChunk = 16 / sizeof(Element);
   constexpr int kChunks = kColumns / kChunk;
   // A power of two of threads for each row, so that a thread keeps its column; with 96 or 192 columns a
@@ -28,8 +29,8 @@ __device__ __forceinline__ void load_tile(Element* s_tile, const Element* g_tile
   static_assert(kLd % kChunk == 0 && kRows % kRowsPerPass == 0);
 
   // This thread's part: from row `first` on every kRowsPerPass-th, from `column` on a chunk.
-  const unsigned first = threadIdx.x / kRowThreads;
-  const unsigned column = threadIdx.x % kRowThreads * kChunk;
+  const unsigned first = thread / kRowThreads;
+  const unsigned column = thread % kRowThreads * kChunk;
   if (column >= kColumns) return;
   const int valid_rows = rows - static_cast<int>(first);
   const int valid_columns = columns - static_cast<int>(column);

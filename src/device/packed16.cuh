@@ -1,6 +1,8 @@
 // fp32 values rounded to f16 or bf16, packed to be stored at once.
 #pragma once
 
+#include <cstdint>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -18,6 +20,14 @@ struct Pair16<__nv_bfloat16> {
   __nv_bfloat162 values;
   __device__ void round(float lo, float hi) { values = __floats2bfloat162_rn(lo, hi); }
 };
+
+// lo in the lower half.
+template <class Element>
+__device__ __forceinline__ uint32_t pack16(float lo, float hi) {
+  Pair16<Element> pair;
+  pair.round(lo, hi);
+  return *reinterpret_cast<uint32_t*>(&pair);
+}
 
 template <class Element, int kCount>
 struct alignas(2 * kCount) Packed16 {

@@ -34,7 +34,7 @@ class DeviceGuard {
   Status enter(int device);
 
  private:
-  int restore_ = -1;
+  [[maybe_unused]] int restore_ = -1;  // a build without CUDA has nothing to restore
 };
 
 // Where a pointer lives. kUnknown: an address CUDA was never told of, plain host memory.

@@ -549,12 +549,12 @@ TEST(Checks, WorkspaceIsNoOtherMemory) {
       cuflash_backward_workspace_size(handle_of(Device::kCpu), &s.problem, &s.gradients, &bytes),
       CUFLASH_SUCCESS);
   ASSERT_GT(bytes, 0u);
-  Buffer both(Device::kCpu, 4096);
+  Buffer both(Device::kCpu, bytes + 4096);
   s.problem.workspace = both.data();
   s.problem.workspace_size = bytes;
   s.gradients.dq.data = both.data();
   EXPECT_EQ(s.backward(), CUFLASH_ERROR_ALIASING);
-  s.gradients.dq.data = static_cast<char*>(both.data()) + 1024;
+  s.gradients.dq.data = static_cast<char*>(both.data()) + bytes;
   EXPECT_EQ(s.backward(), CUFLASH_SUCCESS) << cuflash_last_error();
 }
 

@@ -64,8 +64,7 @@ TEST(Queries, SplitsNeedWorkspaceForTheirParts) {
   s.decode_problem.num_splits = 8;
   EXPECT_EQ(cuflash_decode_workspace_size(kCpu, &s.decode_problem, &s.cache, &eight),
             CUFLASH_SUCCESS);
-  EXPECT_EQ(one, 0u);
-  EXPECT_GE(four, 4 * 24 * 9 * sizeof(float));  // O and LSE of 24 rows of 8 channels
+  EXPECT_GE(four, one + 4 * 24 * 9 * sizeof(float));  // O and LSE of 24 rows of 8 channels
   EXPECT_GT(eight, four);
 }
 
@@ -78,7 +77,7 @@ TEST(Queries, Explain) {
             CUFLASH_SUCCESS);
   const std::string json = text.data();
   EXPECT_EQ(json.size() + 1, needed);
-  EXPECT_NE(json.find("\"kernel\": \"fwd_reference_cpu\""), std::string::npos) << json;
+  EXPECT_NE(json.find("\"kernel\": \"fwd_cpu\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"operation\": \"forward\""), std::string::npos) << json;
   // Cut, and terminated.
   std::vector<char> shorter(11, 'x');

@@ -14,12 +14,31 @@ SOFTMAX = "src/attention/online_softmax.hpp"
 REFERENCE = "src/attention/reference.hpp"
 ROWS = "src/attention/reference_rows.hpp"
 FLOAT16 = "src/common/float16.hpp"
+TENSOR_VIEW = "src/common/tensor_view.hpp"
 PROBLEM = "src/core/problem.hpp"
 PLANS = "src/core/plans.hpp"
 SPLIT = "src/core/split.cpp"
 WMMA = "src/forward/wmma/kernel.cuh"
+CPU_VECTOR = "src/cpu/blocked/vector.hpp"
+CPU_LEVEL = "src/cpu/blocked/level.hpp"
+CPU_KERNEL = "src/cpu/blocked/kernel.cpp"
+WGMMA = "src/forward/wgmma/kernel.cuh"
+WMMA_SOFTMAX = "src/attention/wmma_softmax.cuh"
+STORE_ROWS = "src/device/store_rows.cuh"
+ELEMENT_PLACES = "src/device/element_places.cuh"
+BWD_WMMA_MATH = "src/backward/wmma/strip_math.cuh"
+BWD_WMMA_DQ = "src/backward/wmma/dq_kernel.cuh"
+BWD_WMMA_DKV = "src/backward/wmma/dkv_kernel.cuh"
+SCALAR = "src/forward/scalar/kernel.cuh"
+BWD_SCALAR = "src/backward/scalar/kernels.cuh"
+DEC_TILE = "src/decode/tile.hpp"
+DEC_COMBINE = "src/decode/combine.cu"
+DEC_SCALAR = "src/decode/scalar/kernel.cuh"
+DEC_WMMA = "src/decode/wmma/kernel.cuh"
 
 CPU_UNITS = ("src/cpu/reference.cpp",)
+# One unit for each vector level; the build holds those of its processor.
+CPU_LEVEL_UNITS = tuple(f"src/cpu/blocked/level_{level}.cpp" for level in ("baseline", "avx2", "avx512"))
 REFERENCE_UNITS = (
     "src/forward/reference/unit.cu",
     "src/backward/reference/unit.cu",
@@ -39,13 +58,49 @@ class Fault:
     units: tuple[str, ...] = ()
     """Host units to compile again; empty: those of the CPU reference (or of the CUDA kernels)."""
     devices: tuple[str, ...] = ("cpu", "cuda")
+    kernels: str = ""
+    """Which generated units to compile again: a regular expression of the start of kernels' names."""
 
 
-def wmma(name: str, old: str, new: str, tests: str) -> Fault:
-    return Fault(f"wmma_{name}", WMMA, old, new, tests, devices=("cuda",))
+def cpu(name: str, file: str, old: str, new: str, tests: str) -> Fault:
+    units = (file,) if file == CPU_KERNEL else CPU_LEVEL_UNITS
+    return Fault(f"cpu_{name}", file, old, new, tests, units, devices=("cpu",))
+
+
+def wmma(name: str, old: str, new: str, tests: str, file: str = WMMA) -> Fault:
+    return Fault(f"wmma_{name}", file, old, new, tests, devices=("cuda",), kernels="fwd_wmma")
+
+
+def wgmma(name: str, old: str, new: str, tests: str) -> Fault:
+    return Fault(f"wgmma_{name}", WGMMA, old, new, tests, devices=("cuda",), kernels="fwd_wgmma")
+
+
+def backward_wmma(name: str, file: str, old: str, new: str, tests: str) -> Fault:
+    return Fault(f"backward_wmma_{name}", file, old, new, tests, devices=("cuda",), kernels="bwd_wmma")
+
+
+def scalar(name: str, old: str, new: str, tests: str) -> Fault:
+    return Fault(f"scalar_{name}", SCALAR, old, new, tests, devices=("cuda",), kernels="fwd_scalar")
+
+
+def backward_scalar(name: str, old: str, new: str, tests: str) -> Fault:
+    return Fault(f"backward_scalar_{name}", BWD_SCALAR, old, new, tests, devices=("cuda",), kernels="bwd_scalar")
+
+
+def decode(name: str, file: str, old: str, new: str, tests: str, kernels: str = "dec_(scalar|wmma)") -> Fault:
+    return Fault(f"decode_{name}", file, old, new, tests, devices=("cuda",), kernels=kernels)
 
 
 FAULTS = [
+    # ---- offsets ----
+    Fault("offsets_of_32_bits", TENSOR_VIEW,
+          "static_cast<T*>(data) + batch * batch_stride + head * head_stride + row * row_stride;",
+          "static_cast<T*>(data) + static_cast<uint32_t>(batch * batch_stride + head * head_stride + "
+          "row * row_stride);", "FarStrides.P19*"),
+    Fault("lse_offsets_of_32_bits", TENSOR_VIEW,
+          "return data + batch * batch_stride + head * head_stride + row * row_stride;",
+          "return data + static_cast<uint32_t>(batch * batch_stride + head * head_stride + row * row_stride);",
+          "FarStrides.P19*"),
     # ---- masks ----
     Fault("mask_right_edge_one_more", KEY_RANGE,
           "clamp64(centre + mask.right + 1, 0, len_k)", "clamp64(centre + mask.right + 2, 0, len_k)",
@@ -173,7 +228,7 @@ FAULTS = [
     wmma("rescale_skipped", "      if (rescale[strip])\n", "      if (false)\n",
          "CasesOfTails.B50*:CasesOfTails.B41*"),
     wmma("sum_not_rescaled", "state.l = state.l * factor +", "state.l = state.l +",
-         "CasesOfTails.B50*"),
+         "CasesOfTails.B50*", WMMA_SOFTMAX),
     wmma("mask_needed_one_tile_late", "unmasked_end - key < kTileN", "unmasked_end - key < 0",
          "CasesOfMasks.B55*"),
     wmma("left_mask_skipped", "key < unmasked_begin || ", "",
@@ -193,9 +248,164 @@ FAULTS = [
     wmma("empty_row_not_zeroed", "empty ? 0.0f : 1.0f / l", "1.0f / l",
          "CasesOfEmptyRows.*"),
     wmma("rows_past_the_end_written", "if (row >= rows) continue;", "",
-         "Property.P16*"),
-    wmma("channels_past_the_end_written", "if (channel + j < head_dim) g_chunk[j]", "g_chunk[j]",
-         "Property.P16*"),
+         "Property.P16*", STORE_ROWS),
+    wmma("channels_past_the_end_written", "if (channel + j < channels) g_chunk[j]", "g_chunk[j]",
+         "Property.P16*", STORE_ROWS),
     wmma("half_of_the_sum", "state[strip].l + __shfl_xor_sync(kFullWarp, state[strip].l, 1)", "state[strip].l",
          "CasesOfTails.B50*"),
+
+    # ---- the wmma backward ----
+    backward_wmma("delta_dropped", BWD_WMMA_MATH, "d_s.x[e] *= d_p[n].x[e] - delta(n, e);", "d_s.x[e] *= d_p[n].x[e];",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("lse_in_base_2", BWD_WMMA_MATH, "(score - lse(n, e)) * kLog2E", "score * kLog2E - lse(n, e)",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("mask_dropped", BWD_WMMA_MATH, "kMasked && !seen(n, e) ? 0.0f : p", "p",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("last_fragment_of_the_tile_dropped", BWD_WMMA_MATH, "for (int n = 0; n < kInner; ++n) {",
+                  "for (int n = 0; n < kInner - 1; ++n) {",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("pairs_swapped", ELEMENT_PLACES, "{matrix.x[e], matrix.x[e + 1]}", "{matrix.x[e + 1], matrix.x[e]}",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dq_sees_one_key_more", BWD_WMMA_DQ, "column < s.seen.end[row]", "column <= s.seen.end[row]",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dq_without_scale", BWD_WMMA_DQ, "multiply_by(dq, problem.scale);", "multiply_by(dq, 1.0f);",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dq_of_the_last_keys", BWD_WMMA_DQ, "s.k[stage][0] + role", "s.k[stage ^ 1][0] + role",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dq_statistics_of_another_strip", BWD_WMMA_DQ, "[strip * kFragment + places.row(e)];", "[places.row(e)];",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dkv_sees_one_row_less", BWD_WMMA_DKV, "s.seen.begin[i] <= column", "s.seen.begin[i] < column",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dk_without_scale", BWD_WMMA_DKV, "if (role == kGradients) multiply_by(total, problem.scale);", "",
+                  "CasesOfBackward.B85*"),
+    backward_wmma("dkv_of_one_head", BWD_WMMA_DKV, "(int64_t{head_kv} + 1) * group;", "head_kv * group + 1;",
+                  "CasesOfMasks.B58*"),
+    backward_wmma("dv_from_queries", BWD_WMMA_DKV, "role == kWeights ? s_d_o : s_q);", "s_q);",
+                  "CasesOfBackward.B85*"),
+
+    # ---- the scalar kernels ----
+    scalar("rescale_skipped", "fmaf(o[i][first + g][e], rescale[i], tile_o[i][g][e])", "o[i][first + g][e] + tile_o[i][g][e]",
+           "CasesOfTails.B50*"),
+    scalar("sum_not_rescaled", "l = l * rescale + sum;", "l = l + sum;",
+           "CasesOfTails.B50*"),
+    scalar("mask_needed_one_tile_late", "unmasked_end - key < kTileN", "unmasked_end - key < 0",
+           "CasesOfMasks.B55*"),
+    scalar("left_mask_skipped", "key < unmasked_begin || ", "",
+           "CasesOfMasks.B36*"),
+    scalar("row_of_the_mask_one_off", "visible_keys(problem.mask, shift, row, len_k)",
+           "visible_keys(problem.mask, shift, row + 1, len_k)",
+           "CasesOfMasks.B26*"),
+    scalar("nothing_seen_yet_is_nan", "m_new == negative_infinity() ? 0.0f : m_new", "m_new",
+           "CasesOfEmptyRows.*"),
+    scalar("sum_of_one_thread", "reduce_row(state[i].l, [](float a, float b) { return a + b; })", "state[i].l",
+           "CasesOfTails.B50*"),
+    scalar("rows_past_the_end_written", "if (row >= problem.len_q) continue;", "",
+           "Property.P16*"),
+    backward_scalar("delta_dropped", "weight * (d_p - delta)", "weight * d_p",
+                    "CasesOfBackward.B85*"),
+    backward_scalar("dq_mask_dropped", "if (!seen.contain(place.column(j))) d_s[i][j] = 0;",
+                    "if (!seen.contain(place.column(j))) d_s[i][j] *= 1;",
+                    "CasesOfBackward.B85*"),
+    backward_scalar("dkv_mask_dropped", "if (!seen.contain(place.column(j))) p[i][j] = 0;",
+                    "if (!seen.contain(place.column(j))) p[i][j] *= 1;",
+                    "CasesOfBackward.B85*"),
+    backward_scalar("dq_without_scale", "store_gradient<Config>(dq, problem.scale,", "store_gradient<Config>(dq, 1.0f,",
+                    "CasesOfBackward.B85*"),
+    backward_scalar("delta_of_the_first_rows", "g_head_delta[row + column]", "g_head_delta[column]",
+                    "CasesOfBackward.B85*"),
+    backward_scalar("dkv_of_one_head", "head < (head_kv + 1) * group;", "head < head_kv * group + 1;",
+                    "CasesOfMasks.B58*"),
+    # ---- decode ----
+    decode("one_head_for_all_of_a_group", DEC_TILE, "t.head_kv * group + r % group", "t.head_kv * group",
+           "Property.P18*"),
+    decode("row_sees_the_keys_of_all", DEC_TILE, "visible_keys(p.mask, t.shift, row_of(p, t, row).query, t.len_k)",
+           "t.keys", "CasesOfDecode.B116*"),
+    decode("scalar_mask_of_the_first_pass", DEC_SCALAR, "seen[r].contains(key + n * Config::kPassKeys)",
+           "seen[r].contains(key)", "CasesOfEmptyRows.B07*"),
+    decode("scalar_sums_counted_twice", DEC_SCALAR, "      sums[r] = Sums();\n", "", "CasesOfDecode.B108*"),
+    decode("scalar_warps_not_rescaled", DEC_SCALAR, "weight[w] = weight_of(s.m[w][r], m, scale_log2);",
+           "weight[w] = 1;", "CasesOfDecode.B108*"),
+    decode("wmma_tail_unmasked", DEC_WMMA, "unmasked_end < key + kTileN", "unmasked_end < key",
+           "CasesOfEmptyRows.B07*"),
+    decode("wmma_keys_for_values", DEC_WMMA, "load(filled % kSlots, g_v, problem.v.row_stride, key);",
+           "load(filled % kSlots, g_k, problem.k.row_stride, key);", "CasesOfDecode.B108*"),
+    decode("wmma_warps_not_rescaled", DEC_WMMA, "weight_of(state.m, m, scale_log2) / l", "1.0f / l",
+           "CasesOfDecode.B108*"),
+    Fault("decode_parts_not_weighted", DEC_COMBINE, "empty ? 0.0f : expf(lse - m)", "empty ? 0.0f : 1.0f",
+          "CasesOfDecode.B108*", units=(DEC_COMBINE,), devices=("cuda",)),
+    Fault("decode_part_of_an_empty_row_read", DEC_COMBINE, "const bool empty = lse == negative_infinity();",
+          "const bool empty = part >= num_parts;", "CasesOfEmptyRows.B03*", units=(DEC_COMBINE,), devices=("cuda",)),
+    # ---- the cpu family ----
+    cpu("mask_right_edge_one_more", CPU_LEVEL, "(end > step)", "(end >= step)",
+        "CasesOfMasks.B26*"),
+    cpu("mask_left_edge_one_more", CPU_LEVEL, "(begin <= step)", "(begin <= step + 1)",
+        "CasesOfMasks.B33*"),
+    cpu("tile_of_the_diagonal_unmasked", CPU_KERNEL,
+        "all_.begin <= begin && end <= all_.end", "all_.begin <= begin",
+        "CasesOfMasks.B26*"),
+    cpu("rescale_skipped", CPU_LEVEL,
+        "multiply_add(load(out), load(factors + v * kWidth), sum[r][v])", "load(out) + sum[r][v]",
+        "CasesOfTails.B50*"),
+    cpu("sum_not_rescaled", CPU_LEVEL,
+        "multiply_add(load(l->x + v * kWidth), factor, sum)", "load(l->x + v * kWidth) + sum",
+        "CasesOfTails.B50*"),
+    cpu("empty_row_is_not_a_number", CPU_LEVEL,
+        "top == lowest ? broadcast(0.0f) : top", "top",
+        "CasesOfEmptyRows.*"),
+    cpu("lower_half_of_ln_2_missing", CPU_VECTOR,
+        "r = multiply_add(n, broadcast(2.12194440e-4f), r);", "",
+        "CasesOfTails.B50*"),
+    cpu("bf16_truncated", CPU_VECTOR,
+        "u + 0x7fffu + ((u >> 16) & 1u)", "u",
+        "Property.RoundsToNearestEven*"),
+    cpu("last_tile_dropped", CPU_KERNEL,
+        "begin < any_.end; begin = end", "begin + kSteps <= any_.end; begin = end",
+        "CasesOfMasks.B26*"),
+    cpu("lse_in_base_2", CPU_KERNEL,
+        "= softmax.lse();", "= softmax.lse() * 1.44269504f;",
+        "CasesOfDecode.B111*"),
+    cpu("values_of_the_first_head", CPU_KERNEL,
+        "loader.rows(p.v, tile.b, tile.head_kv, first, count, panel);",
+        "loader.rows(p.v, tile.b, 0, first, count, panel);",
+        "CasesOfMasks.B52*"),
+    cpu("heads_of_a_group_by_modulo", CPU_KERNEL,
+        "int64_t head = tile.head_kv * group; head < (tile.head_kv + 1) * group; ++head",
+        "int64_t head = tile.head_kv; head < p.heads_q; head += p.heads_q / group",
+        "CasesOfMasks.B58*"),
+    cpu("delta_zero", CPU_KERNEL,
+        "= lane_delta.x[lane];", "= 0.0f;",
+        "CasesOfBackward.B86*"),
+    cpu("scale_missing_in_dk", CPU_KERNEL,
+        "loader.store(dk, all_lanes(p.scale),", "loader.store(dk, ones,",
+        "CasesOfBackward.B86*"),
+    cpu("keys_of_the_last_split_lost", CPU_KERNEL,
+        "visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits)",
+        "visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits + (num_splits > 1))",
+        "CasesOfEmptyRows.B06*"),
+    cpu("delta_over_the_tiles", CPU_KERNEL,
+        "behind(context, backward_scratch_bytes(p, context.capabilities))", "behind(context, 0)",
+        "CasesOfBackward.B86*"),
+
+    # ---- the wgmma forward ----
+    wgmma("right_edge_unmasked", "column < begin[row] || column >= end[row]", "column < begin[row]",
+          "CasesOfMasks.B55*"),
+    wgmma("mask_needed_one_tile_late", "unmasked_end - key < kTileN", "unmasked_end - key < 0",
+          "CasesOfMasks.B55*"),
+    wgmma("left_mask_skipped", "key < unmasked_begin || ", "",
+          "CasesOfMasks.B36*"),
+    wgmma("rescale_skipped", "      scale_rows(o, factor);\n", "",
+          "CasesOfExtremeScores.B23*"),
+    wgmma("values_of_another_tile", "(s.v[v_stage]));\n      pass_turn();", "(s.v[v_stage ^ 1]));\n      pass_turn();",
+          "CasesOfMasks.B55*:CasesOfExtremeScores.B23*"),
+    wgmma("heads_taken_modulo", "problem.head_kv(work.head)", "work.head % problem.heads_kv",
+          "CasesOfMasks.B52*"),
+    wgmma("lse_without_scale", "state.m[r] * problem.scale + logf(l)", "state.m[r] + logf(l)",
+          "CasesOfExtremeScores.B12*"),
+    wgmma("quarter_of_the_sum", "const float l = quad_sum(state.l[r]);", "const float l = state.l[r];",
+          "CasesOfTails.B50*"),
+    wgmma("columns_of_o_swapped", "j % 4 * 2 + lane / 16", "j % 4 * 2 + 1 - lane / 16",
+          "CasesOfTails.B40*:CasesOfTails.B41*"),
+    wgmma("one_formula_for_all_rows", "near[row] ? fmaf(x, scale_log2, offset[row]) : (x - used[row]) * scale_log2",
+          "fmaf(x, scale_log2, offset[row])",
+          "CasesOfExtremeScores.B15*"),
 ]

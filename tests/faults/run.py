@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 
-from faults import CPU_UNITS, FAULTS, REFERENCE_UNITS, WMMA, Fault
+from faults import CPU_UNITS, FAULTS, REFERENCE_UNITS, Fault
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,14 +46,15 @@ class Build:
                                 check=True, capture_output=True, text=True).stdout
         # The link is the last command; what follows it makes symbolic links.
         link = [line for line in listed.splitlines() if " -shared " in line][-1]
-        self.link = next(part for part in link.split("&&") if " -shared " in part).strip()
+        self.link = next(part for part in link.split("&&") if " -shared " in part).strip() + " "
 
     def units_of(self, fault: Fault) -> list[str]:
         """Absolute names of the units to compile again."""
         if self.device == "cpu":
-            return [str(ROOT / unit) for unit in fault.units or CPU_UNITS]
-        if fault.file == WMMA:
-            return [file for file in self.commands if re.search(r"/fwd_wmma_\w+\.cu$", file)]
+            units = [str(ROOT / unit) for unit in fault.units or CPU_UNITS]
+            return [unit for unit in units if unit in self.commands]
+        if fault.kernels:
+            return [file for file in self.commands if re.search(rf"/{fault.kernels}_\w+\.cu$", file)]
         units = [str(ROOT / unit) for unit in REFERENCE_UNITS + fault.units]
         return [unit for unit in dict.fromkeys(units) if unit in self.commands]
 

@@ -40,7 +40,7 @@ TEST_P(CasesOfDecode, B108_SplitsAgree) {
   for (const int splits : {1, 2, 3, 16, 32, 0}) {
     Case c = make_case(GetParam(), kDecode, {1, 16, 8, 1, keys, 128});
     c.num_splits = splits;
-    on_every_kernel(c, kEveryDtype, [](const Case& each) {
+    on_every_family(c, kEveryDtype, [](const Case& each) {
       expect_accurate(each, make_inputs(each, DataKind::kHash));
     });
   }
@@ -148,7 +148,7 @@ TEST_P(CasesOfDecode, B116_TwoQueriesOverALongCache) {
       Case c = make_case(GetParam(), kDecode, {8, 8, 1, 2, keys, 128}, causal_mask());
       if (GetParam() == Device::kCpu) c.shape.batch = 2;
       c.num_splits = splits;
-      on_every_kernel(c, kEveryHalf, [&](const Case& each) {
+      on_every_family(c, kEveryHalf, [&](const Case& each) {
         const Results r = run_ok(each, probe(each));
         expect_values(
             "o", r.o, [](auto, auto, auto, auto) { return 1; }, each.dtype);
@@ -214,7 +214,7 @@ TEST_P(CasesOfDecode, B145_LongContexts) {
       if (GetParam() == Device::kCpu && keys > 131072) continue;
       Case c = make_case(GetParam(), kDecode, {1, 1, 1, 1, keys, 32});
       c.num_splits = splits;
-      on_every_kernel(c, kEveryDtype, [&](const Case& each) {
+      on_every_family(c, kEveryDtype, [&](const Case& each) {
         const Results r = run_ok(each, probe(each));
         expect_values(
             "o", r.o, [](auto, auto, auto, auto) { return 1; }, each.dtype);

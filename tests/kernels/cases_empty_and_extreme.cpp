@@ -309,7 +309,7 @@ TEST_P(CasesOfExtremeScores, B21_FirstBlockMaskedAndAllScoresNegative) {
 TEST_P(CasesOfExtremeScores, B22_SumOfLargeValues) {
   for (const int64_t keys : {64, 131072})
     for (const Operation operation : {kForward, kDecode})
-      on_every_kernel(make_case(GetParam(), operation, {1, 1, 1, 1, keys, 64}), {Dtype::kF16},
+      on_every_family(make_case(GetParam(), operation, {1, 1, 1, 1, keys, 64}), {Dtype::kF16},
                       [](const Case& c) {
                         Inputs in = zero_inputs(c);
                         set(in.v, [](auto, auto, auto, auto) { return 60000; });
@@ -322,7 +322,7 @@ TEST_P(CasesOfExtremeScores, B22_SumOfLargeValues) {
 TEST_P(CasesOfExtremeScores, B23_MaximumThatKeepsRising) {
   for (const bool rising : {true, false})
     for (const Operation operation : {kForward, kDecode})
-      on_every_kernel(make_case(GetParam(), operation, {1, 1, 1, 1, 40000, 64}), kEveryHalf,
+      on_every_family(make_case(GetParam(), operation, {1, 1, 1, 1, 40000, 64}), kEveryHalf,
                       [&](const Case& c) {
                         const auto place = [&](int64_t j) { return rising ? j : 39999 - j; };
                         Inputs in = zero_inputs(c);
@@ -339,7 +339,7 @@ TEST_P(CasesOfExtremeScores, B25_LengthsBeyondInt16) {
   for (const int64_t rows : {int64_t{1}, int64_t{33728}}) {
     // Sq = Sk needs a GPU: 10^9 scores.
     if (GetParam() == Device::kCpu && rows > 1) continue;
-    on_every_kernel(make_case(GetParam(), kForward, {1, 1, 1, rows, 33728, 64}), kEveryDtype,
+    on_every_family(make_case(GetParam(), kForward, {1, 1, 1, rows, 33728, 64}), kEveryDtype,
                     [](const Case& c) {
                       Inputs in = zero_inputs(c);
                       set(in.v, [](auto, auto, auto, auto) { return 1; });

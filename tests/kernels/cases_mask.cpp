@@ -30,7 +30,7 @@ class CasesOfMasks : public DeviceTest {
             [&](auto, auto, auto i, auto) {
               return count(i) ? factor * static_cast<double>(first(i) + last(i)) / 2 : 0.0;
             },
-            c.dtype, 2);
+            c.dtype, ulps_of_means(c));
         expect_lse(r, [&](auto, auto, auto i) {
           return count(i) ? std::log(static_cast<double>(count(i)))
                           : -std::numeric_limits<double>::infinity();

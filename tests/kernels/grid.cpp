@@ -1,6 +1,6 @@
 // Every kernel over a grid of problems, judged by the accuracy rule: fixed corners, and seeded random draws.
 //
-//   CUFLASH_TEST_DRAWS   random problems of each kernel (700 on the CPU, 200 on CUDA)
+//   CUFLASH_TEST_DRAWS   random problems of each kernel (700 on the CPU, 100 on CUDA)
 //   CUFLASH_TEST_SEED    another sequence of problems (1)
 //   CUFLASH_TEST_DRAW    runs only this draw of each shard, as a failure's message says
 #include <gtest/gtest.h>
@@ -198,6 +198,45 @@ TEST_P(Corners, Accurate) {
 }
 INSTANTIATE_TEST_SUITE_P(, Corners, testing::ValuesIn(targets(1)), target_name);
 
+// What the sanitizers run of each kernel (tools/gpu_check): every feature with code of its own, in few small problems.
+class Features : public Grid {
+ protected:
+  // Ragged tails, causal, grouped heads, in decode split; and whole tiles without any of them.
+  std::vector<Case> cases(Dtype dtype, int64_t head_dim) const {
+    Case ragged = make_case(GetParam().device, GetParam().operation, {2, 4, 2, 37, 83, head_dim},
+                            causal_mask());
+    Case whole = make_case(GetParam().device, GetParam().operation, {1, 2, 2, 128, 128, head_dim});
+    if (GetParam().operation == Operation::kDecode) {
+      ragged.shape.len_q = 3;
+      ragged.lengths = {83, 50};
+      ragged.num_splits = 3;
+      whole.shape.len_q = 1;
+    }
+    ragged.dtype = whole.dtype = dtype;
+    return {ragged, whole};
+  }
+};
+
+TEST_P(Features, Accurate) {
+  constexpr int64_t kOdd[] = {255, 191, 127, 95, 63, 31}, kEven[] = {256, 192, 128, 96, 64, 32};
+  int64_t ran_odd = 0, ran_even = 0;
+  for (const Dtype dtype : kAllDtypes)
+    for (const bool odd : {true, false})
+      for (const int64_t head_dim : odd ? kOdd : kEven) {
+        const int64_t before = ran_;
+        for (const Case& c : cases(dtype, head_dim)) try_case(c, DataKind::kNormal, 1, "a feature");
+        if (HasFailure()) return report("features");
+        (odd ? ran_odd : ran_even) += ran_ - before;
+        if (ran_ > before) break;  // the largest that it takes
+      }
+  report("features");
+  EXPECT_GE(ran_even, 2);
+  // Loads by hardware in units of 16 bytes cannot take them.
+  if (ran_odd == 0)
+    std::printf("[   grid   ] %s refuses odd head dims\n", GetParam().kernel.c_str());
+}
+INSTANTIATE_TEST_SUITE_P(, Features, testing::ValuesIn(targets(1)), target_name);
+
 constexpr int64_t kShards = 4;
 
 class Draws : public Grid {};
@@ -205,7 +244,7 @@ class Draws : public Grid {};
 TEST_P(Draws, Accurate) {
   const Target& target = GetParam();
   const int64_t draws =
-      setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 700 : 200) / kShards;
+      setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 700 : 100) / kShards;
   const int64_t first_seed = setting("CUFLASH_TEST_SEED", 1),
                 only = setting("CUFLASH_TEST_DRAW", -1);
   // A kernel for one dtype and a few head dims refuses most problems: what counts is what it ran. The number of

@@ -277,7 +277,7 @@ TEST_P(Property, P10_UniformProbe) {
               });
               expect_values(
                   "o", r.o, [&](auto b, auto, auto i, auto) { return mean.at(b, 0, i); }, c.dtype,
-                  2);
+                  ulps_of_means(c));
               expect_lse(r, [&](auto b, auto, auto i) { return std::log(count.at(b, 0, i)); });
             });
 }

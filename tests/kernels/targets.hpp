@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,30 @@ void on_every_kernel(Case base, const std::vector<Dtype>& dtypes, F body) {
   }
 }
 
+// "wmma" of "fwd_wmma_f16_d64"
+inline std::string family_of(const std::string& kernel) {
+  const size_t begin = kernel.find('_') + 1;
+  return kernel.substr(begin, kernel.find('_', begin) - begin);
+}
+
+// As on_every_kernel, with one kernel of each family, the first in the table that takes the case: for sizes that on all
+// kernels would take minutes. The others of a family are the same source with other tiles.
+template <class F>
+void on_every_family(Case base, const std::vector<Dtype>& dtypes, F body) {
+  for (const Dtype dtype : dtypes) {
+    base.dtype = dtype;
+    std::set<std::string> families;
+    for (const std::string& kernel : accepting_kernels(base)) {
+      if (!families.insert(family_of(kernel)).second) continue;
+      Case c = base;
+      c.kernel = kernel;
+      SCOPED_TRACE(describe(c));
+      body(c);
+    }
+    EXPECT_FALSE(families.empty()) << "no kernel takes " << describe(base);
+  }
+}
+
 inline const std::vector<Dtype> kEveryDtype = {Dtype::kF32, Dtype::kF16, Dtype::kBf16};
 inline const std::vector<Dtype> kEveryHalf = {Dtype::kF16, Dtype::kBf16};
 
@@ -79,6 +104,12 @@ void expect_values(const char* name, const Tensor& got, F expected, Dtype dtype,
     ADD_FAILURE() << name << "[b" << b << " h" << h << " row " << r << " channel " << c << "] is "
                   << value << ", not " << want;
   });
+}
+
+// Of the mean of a few whole numbers. Decode may merge parts by their LSEs in fp32, whose rounding moves a weight by
+// an ulp or two.
+inline double ulps_of_means(const Case& c) {
+  return c.operation == Operation::kDecode && c.dtype == Dtype::kF32 ? 4 : 2;
 }
 
 // LSE to 1e-5 relative (1e-5 absolute below 1).

@@ -20,7 +20,7 @@ print(os.getpid())
 """
 ERROR = "problem.batch: -1"
 INFO = "created a handle"
-CALL = "fwd_reference_cpu"
+CALL = "fwd_cpu"
 
 
 @pytest.mark.parametrize("level, shown, hidden", [

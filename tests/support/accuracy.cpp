@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "support/expected.hpp"
+
 namespace cuflash_test {
 namespace {
 
@@ -124,10 +126,10 @@ Accuracy check_lse(const Tensor& got, const Tensor& reference, const Samples& pl
 namespace {
 
 Accuracy judge_by(const Problem& problem, const Results& got, const Results& reference,
-                  const std::vector<Results>& plain) {
+                  const std::vector<Results>& plain, size_t count) {
   const auto samples = [&](const Tensor Results::*member) {
     Samples list;
-    for (const Results& sample : plain) list.push_back(&(sample.*member));
+    for (size_t n = 0; n < count; ++n) list.push_back(&(plain[n].*member));
     return list;
   };
   Accuracy accuracy;
@@ -154,14 +156,15 @@ Accuracy judge(const Problem& problem, const Inputs& inputs, const Results& got)
   const Shape& shape = problem.shape;
   const int64_t work = shape.batch * shape.heads_q * shape.len_q * shape.len_k * shape.head_dim;
   const size_t most_samples = work > 50'000'000 ? 8 : work > 5'000'000 ? 64 : 256;
-  const Results reference = oracle(problem, inputs);
-  std::vector<Results> samples = {plain(problem, inputs)};
-  Accuracy accuracy = judge_by(problem, got, reference, samples);
+  Expected& expected = expected_of(problem, inputs);
+  size_t count = 1;
+  Accuracy accuracy = judge_by(problem, got, expected.reference, expected.plain, count);
   // NaN and infinities have no excuse.
-  while (!accuracy.ok && std::isfinite(accuracy.worst) && samples.size() < most_samples) {
-    for (size_t more = samples.size(); more > 0; --more)
-      samples.push_back(plain(problem, inputs, samples.size()));
-    accuracy = judge_by(problem, got, reference, samples);
+  while (!accuracy.ok && std::isfinite(accuracy.worst) && count < most_samples) {
+    count *= 2;
+    while (expected.plain.size() < count)
+      expected.plain.push_back(plain(problem, inputs, expected.plain.size()));
+    accuracy = judge_by(problem, got, expected.reference, expected.plain, count);
   }
   return accuracy;
 }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "support/data.hpp"
 #include "support/dtype.hpp"
@@ -17,11 +18,8 @@ using cuflash_test::load;
 using cuflash_test::round_to;
 
 template <class T>
-constexpr cuflash_test::Dtype kDtype;
-template <>
-constexpr cuflash_test::Dtype kDtype<Half> = cuflash_test::Dtype::kF16;
-template <>
-constexpr cuflash_test::Dtype kDtype<Bfloat16> = cuflash_test::Dtype::kBf16;
+constexpr cuflash_test::Dtype kDtype =
+    std::is_same_v<T, Half> ? cuflash_test::Dtype::kF16 : cuflash_test::Dtype::kBf16;
 
 template <class T>
 class Float16 : public testing::Test {};

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/tables.hpp"
@@ -114,14 +115,67 @@ TEST(Tables, WmmaTakesTheSmallestBucketThatFits) {
   const auto choice = [&](Dtype dtype, int64_t head_dim, const Capabilities& c) {
     return tables.choice(problem_of(Operation::kForward, dtype, head_dim), c);
   };
-  const Capabilities h100 = gpu(90, k227KB);
-  EXPECT_EQ(choice(Dtype::kF16, 32, h100), "fwd_wmma_f16_d32");
-  EXPECT_EQ(choice(Dtype::kF16, 33, h100), "fwd_wmma_f16_d64");
-  EXPECT_EQ(choice(Dtype::kBf16, 64, h100), "fwd_wmma_bf16_d64");
-  EXPECT_EQ(choice(Dtype::kBf16, 72, h100), "fwd_wmma_bf16_d96");
-  EXPECT_EQ(choice(Dtype::kF16, 128, h100), "fwd_wmma_f16_d128");
-  EXPECT_EQ(choice(Dtype::kF16, 256, h100), "fwd_wmma_f16_d256");
-  EXPECT_EQ(choice(Dtype::kF32, 64, h100), "fwd_reference");
+  const Capabilities a100 = gpu(80, 166912);
+  EXPECT_EQ(choice(Dtype::kF16, 32, a100), "fwd_wmma_f16_d32");
+  EXPECT_EQ(choice(Dtype::kF16, 33, a100), "fwd_wmma_f16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 64, a100), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 72, a100), "fwd_wmma_bf16_d96");
+  EXPECT_EQ(choice(Dtype::kF16, 128, a100), "fwd_wmma_f16_d128");
+  EXPECT_EQ(choice(Dtype::kF16, 256, a100), "fwd_wmma_f16_d256");
+}
+
+TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
+  const Tables tables;
+  const auto choice = [&](const Problem& p, int arch) {
+    return tables.choice(p, gpu(arch, k227KB));
+  };
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
+  p.aligned16 = true;
+  EXPECT_EQ(choice(p, 90), "fwd_wgmma_bf16_d64");
+  EXPECT_EQ(choice(p, 80), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(p, 100), "fwd_wmma_bf16_d64");
+  Problem other = p;
+  other.head_dim = 72;
+  EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d128");
+  other.head_dim = 68;  // rows of 136 bytes
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d96");
+  other.head_dim = 256;
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d256");
+  other = p;
+  other.aligned16 = false;
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  other = p;
+  other.k.head_stride = int64_t{1} << 39;
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  other = p;
+  other.len_k = (int64_t{1} << 31) - 8;
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  other = p;
+  other.len_k = 0;
+  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+}
+
+// f32, and what has no tensor cores.
+TEST(Tables, ScalarTakesTheRest) {
+  const Tables tables;
+  for (const auto& [operation, prefix] :
+       {std::pair{Operation::kForward, std::string("fwd_")}, {Operation::kBackward, "bwd_"}}) {
+    const auto choice = [&, operation = operation](Dtype dtype, int64_t head_dim,
+                                                   const Capabilities& c) {
+      return tables.choice(problem_of(operation, dtype, head_dim), c);
+    };
+    for (const Capabilities& c : {gpu(75, k64KB), gpu(90, k227KB)}) {
+      EXPECT_EQ(choice(Dtype::kF32, 1, c), prefix + "scalar_f32_d32");
+      EXPECT_EQ(choice(Dtype::kF32, 64, c), prefix + "scalar_f32_d64");
+      EXPECT_EQ(choice(Dtype::kF32, 65, c), prefix + "scalar_f32_d128");
+      EXPECT_EQ(choice(Dtype::kF32, 256, c), prefix + "scalar_f32_d256");
+    }
+    EXPECT_EQ(choice(Dtype::kF32, 64, gpu(75, 32 << 10)), prefix + "reference");
+    EXPECT_EQ(choice(Dtype::kBf16, 32, gpu(75, k64KB)), prefix + "scalar_bf16_d64");
+    EXPECT_EQ(choice(Dtype::kBf16, 200, gpu(75, k64KB)), prefix + "scalar_bf16_d256");
+    EXPECT_EQ(tables.choice(problem_of(operation, Dtype::kF16, 100), gpu(90, k227KB), "scalar"),
+              prefix + "scalar_f16_d128");
+  }
 }
 
 TEST(Tables, OldAndSmallGpus) {
@@ -130,7 +184,7 @@ TEST(Tables, OldAndSmallGpus) {
   const Problem bf16 = problem_of(Operation::kForward, Dtype::kBf16, 64);
   EXPECT_EQ(tables.choice(f16, gpu(70, 96 << 10)), "fwd_wmma_f16_d64");
   EXPECT_EQ(tables.choice(f16, gpu(75, k64KB)), "fwd_wmma_f16_d64");
-  EXPECT_EQ(tables.choice(bf16, gpu(75, k64KB)), "fwd_reference");  // no bf16 before sm_80
+  EXPECT_EQ(tables.choice(bf16, gpu(75, k64KB)), "fwd_scalar_bf16_d64");  // no wmma before sm_80
   EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_wmma_bf16_d64");
   EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_wmma_bf16_d64");
 }
@@ -178,6 +232,77 @@ TEST(Tables, PlansOfSplitsDependOnTheShapeOnly) {
   const int32_t large_batch = choose_splits(p, c);
   p.batch = 1;
   EXPECT_EQ(choose_splits(p, c), large_batch);
+}
+
+// Blocks of 16 rows, two of which keep an SM busy.
+int32_t splits_of(int64_t batch, int64_t heads_kv, int64_t len_k) {
+  Problem p = problem_of(Operation::kDecode, Dtype::kBf16, 128);
+  p.batch = batch;
+  p.heads_kv = heads_kv;
+  p.heads_q = 4 * heads_kv;
+  p.len_q = 1;
+  p.len_k = len_k;
+  Capabilities h200 = gpu(90, k227KB);
+  h200.sm_count = 132;
+  return choose_splits(p, h200, {16, 2});
+}
+
+TEST(Splits, FillTheDevice) {
+  EXPECT_EQ(splits_of(8, 8, 8192), 4);   // 256 blocks on 132 SMs: 97 % of two rounds
+  EXPECT_EQ(splits_of(64, 8, 2048), 1);  // 512 blocks are 97 % of four rounds without a merge
+  EXPECT_EQ(splits_of(1, 8, 65536), 33);
+  EXPECT_EQ(splits_of(1, 1, 1 << 20), 256);  // no more than this
+  EXPECT_EQ(splits_of(1024, 8, 8192), 1);
+}
+
+TEST(Splits, PartsHaveAtLeast64Keys) {
+  EXPECT_EQ(splits_of(1, 1, 0), 1);
+  EXPECT_EQ(splits_of(1, 1, 127), 1);
+  for (int64_t len_k = 1; len_k < 1 << 16; len_k += 1 + len_k / 7) {
+    const int32_t splits = splits_of(1, 8, len_k);
+    ASSERT_GE(splits, 1);
+    if (splits > 1) ASSERT_GE(len_k / splits, 64) << len_k;
+  }
+}
+
+TEST(Splits, AWindowCutsTheKeys) {
+  Problem p = problem_of(Operation::kDecode, Dtype::kBf16, 128);
+  p.batch = p.heads_q = p.heads_kv = p.len_q = 1;
+  p.len_k = 1 << 20;
+  p.mask.left = 100;
+  p.mask.right = 0;
+  EXPECT_EQ(choose_splits(p, gpu(90, k227KB)), 1);
+  p.batch_invariant = true;
+  EXPECT_EQ(choose_splits(p, gpu(90, k227KB)), 1);
+}
+
+TEST(Tables, DecodeOnTensorCoresOrNot) {
+  const Tables tables;
+  const auto choice = [&](Dtype dtype, int64_t head_dim, const Capabilities& c) {
+    return tables.choice(problem_of(Operation::kDecode, dtype, head_dim), c);
+  };
+  const Capabilities h100 = gpu(90, k227KB);
+  EXPECT_EQ(choice(Dtype::kF16, 64, h100), "dec_wmma_f16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 65, h100), "dec_wmma_bf16_d128");
+  EXPECT_EQ(choice(Dtype::kF16, 256, gpu(75, k64KB)), "dec_wmma_f16_d256");
+  EXPECT_EQ(choice(Dtype::kF16, 256, gpu(75, 48 << 10)), "dec_scalar_f16_d256");
+  EXPECT_EQ(choice(Dtype::kBf16, 128, gpu(75, k64KB)), "dec_scalar_bf16_d128");
+  EXPECT_EQ(choice(Dtype::kF32, 1, h100), "dec_scalar_f32_d64");
+  EXPECT_EQ(choice(Dtype::kF32, 129, h100), "dec_scalar_f32_d256");
+}
+
+// Numbers of blocks are 32 bit.
+TEST(Tables, TiledDecodeRefusesGridsThatAreTooLarge) {
+  const Tables tables;
+  Problem p = problem_of(Operation::kDecode, Dtype::kF16, 64);
+  p.batch = 1 << 20, p.heads_q = p.heads_kv = 4, p.len_q = 1, p.num_splits = 511;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_wmma_f16_d64");
+  p.num_splits = 512;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_reference");
+  p.num_splits = 0, p.batch_invariant = true, p.len_k = 512 << 10;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_wmma_f16_d64");
+  p.len_q = 3 << 29;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_reference");
 }
 
 // ---- selection over tables of the test's own ----------------------------------------------------------

@@ -1,11 +1,11 @@
-// The reference decode on CUDA: one warp per query row and part of the keys, then one warp per row to merge
-// the parts.
+// The reference decode on CUDA: one warp per query row and part of the keys; combine.cu merges the parts.
 #include "decode/reference/unit.hpp"
 
 #include "attention/reference_rows.hpp"
 #include "attention/warp_rows.cuh"
 #include "common/dtype_dispatch.hpp"
 #include "core/split.hpp"
+#include "decode/combine.hpp"
 
 namespace cuflash {
 namespace decode_reference {
@@ -26,13 +26,6 @@ __global__ void __launch_bounds__(kWarpRowThreads)
   });
 }
 
-template <class T>
-__global__ void __launch_bounds__(kWarpRowThreads)
-    combine_kernel(const __grid_constant__ MergeProblem p) {
-  for_each_warp_row(p.batch * p.heads * p.len,
-                    [&](const WarpLanes& lanes, int64_t i) { merge_index<float, T>(lanes, p, i); });
-}
-
 }  // namespace decode_reference
 
 Status launch_dec_reference(const Problem& p, const Plan& plan, const LaunchContext& context) {
@@ -48,8 +41,7 @@ Status launch_dec_reference(const Problem& p, const Plan& plan, const LaunchCont
     CUFLASH_TRY(device::launch(decode_reference::split_kernel<T>, "dec_reference",
                                warp_rows_shape(plan.num_splits * rows), context.stream, p,
                                scratch));
-    return device::launch(decode_reference::combine_kernel<T>, "dec_reference",
-                          warp_rows_shape(rows), context.stream, scratch.parts);
+    return combine_parts(scratch.parts, context);
   });
 }
 
@@ -58,10 +50,9 @@ Status preload_dec_reference(int) {
     CUFLASH_TRY(dispatch_dtype(dtype, [](auto tag) {
       using T = typename decltype(tag)::Type;
       CUFLASH_TRY(device::load_kernel(decode_reference::decode_kernel<T>, "dec_reference"));
-      CUFLASH_TRY(device::load_kernel(decode_reference::split_kernel<T>, "dec_reference"));
-      return device::load_kernel(decode_reference::combine_kernel<T>, "dec_reference");
+      return device::load_kernel(decode_reference::split_kernel<T>, "dec_reference");
     }));
-  return CUFLASH_SUCCESS;
+  return preload_combine();
 }
 
 }  // namespace cuflash

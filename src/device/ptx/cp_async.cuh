@@ -23,6 +23,19 @@ __device__ __forceinline__ void cp_async_16_zfill(void* s_destination, const voi
 #endif
 }
 
+// The same for 4 bytes, through L1; both addresses are multiples of 4.
+__device__ __forceinline__ void cp_async_4_zfill(void* s_destination, const void* g_source,
+                                                 bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto s_address = static_cast<uint32_t>(__cvta_generic_to_shared(s_destination));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_address), "l"(g_source),
+               "r"(valid ? 4 : 0)
+               : "memory");
+#else
+  *static_cast<uint32_t*>(s_destination) = valid ? *static_cast<const uint32_t*>(g_source) : 0;
+#endif
+}
+
 // Closes this thread's group of copies since the last commit, which may be none.
 // PTX ISA: "Data Movement and Conversion Instructions: cp.async.commit_group".
 __device__ __forceinline__ void cp_async_commit() {

@@ -22,19 +22,16 @@
 // Limits: three barriers for each key tile, and scores cross shared memory twice: see README.md.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <mma.h>
-
 #include "attention/key_range.hpp"
 #include "attention/online_softmax.hpp"
+#include "attention/wmma_softmax.cuh"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
 #include "device/load_tile.cuh"
 #include "device/once_per_device.hpp"
+#include "device/store_rows.cuh"
 #include "device/packed16.cuh"
-#include "device/ptx/ex2.cuh"
-#include "device/ptx/wmma_load.cuh"
+#include "device/wmma_fragments.cuh"
 #include "forward/wmma/config.hpp"
 
 namespace cuflash::forward_wmma {
@@ -42,72 +39,13 @@ namespace cuflash::forward_wmma {
 namespace ptx = device::ptx;
 namespace wmma = nvcuda::wmma;
 
-using f16 = __half;
-using bf16 = __nv_bfloat16;
+using device::Accumulator;
+using device::bf16;
+using device::f16;
+using device::LeftFragment;
+using device::load_fragment;
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr float kLog2E = 1.44269504088896340736f;
-
-// ---- fragments ------------------------------------------------------------------------------------
-
-template <class Element>
-using LeftFragment =  // of Q, and of the weights P
-    wmma::fragment<wmma::matrix_a, kFragment, kFragment, kFragment, Element, wmma::row_major>;
-template <class Element>
-using KeyFragment =  // column-major: rows of K are columns of its transpose
-    wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, Element, wmma::col_major>;
-template <class Element>
-using ValueFragment =
-    wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, Element, wmma::row_major>;
-using Accumulator = wmma::fragment<wmma::accumulator, kFragment, kFragment, kFragment, float>;
-
-// Whether this GPU's WMMA has the type.
-template <class Element>
-inline constexpr bool kHasWmma = true;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-template <>
-inline constexpr bool kHasWmma<bf16> = false;
-#endif
-
-template <class Fragment>
-__device__ void load_fragment(Fragment& fragment, const f16* s_matrix, int ld) {
-  wmma::load_matrix_sync(fragment, s_matrix, ld);
-}
-template <class Fragment>
-__device__ void load_fragment(Fragment& fragment, const bf16* s_matrix, int ld) {
-  ptx::wmma_load_m16n16k16_shared(fragment, s_matrix, ld);
-}
-
-// ---- rows of accumulators -------------------------------------------------------------------------
-
-// Which row each of this thread's accumulator elements lies in, 4 bits each. WMMA does not say; loading a
-// matrix of row numbers tells.
-template <class Config, class Warp>
-__device__ uint32_t learn_element_rows(Warp& s_warp, unsigned lane) {
-  for (unsigned i = lane; i < kFragment * kFragment; i += 32)
-    s_warp.scores[i / kFragment][i % kFragment] = static_cast<float>(i / kFragment);
-  __syncwarp();
-  Accumulator rows;
-  wmma::load_matrix_sync(rows, s_warp.scores[0], Config::kLdScores, wmma::mem_row_major);
-  static_assert(Accumulator::num_elements == 8, "4 bits each must fit in 32");
-  uint32_t packed = 0;
-#pragma unroll
-  for (int e = 0; e < Accumulator::num_elements; ++e)
-    packed |= static_cast<uint32_t>(rows.x[e]) << (4 * e);
-  return packed;
-}
-
-// o *= factor of the element's row
-template <int kCount>
-__device__ void scale_rows(Accumulator (&o)[kCount], const float* s_row_factors,
-                           uint32_t element_rows) {
-#pragma unroll
-  for (int e = 0; e < Accumulator::num_elements; ++e) {
-    const float factor = s_row_factors[element_rows >> (4 * e) & 15];
-#pragma unroll
-    for (int f = 0; f < kCount; ++f) o[f].x[e] *= factor;
-  }
-}
 
 // ---- products -------------------------------------------------------------------------------------
 
@@ -130,7 +68,7 @@ __device__ void multiply_q_k(Warp& s_warp,
     for (int f = 0; f < kChannelFragments; ++f)
 #pragma unroll
       for (int n = 0; n < kGroup; ++n) {
-        KeyFragment<Element> k;
+        device::RightTransposedFragment<Element> k;
         load_fragment(k, &s_k[key + n * kFragment][f * kFragment], Config::kLdTile);
 #pragma unroll
         for (int strip = 0; strip < kStrips; ++strip)
@@ -157,130 +95,12 @@ __device__ void multiply_p_v(Accumulator (&o)[kStrips][kChannelFragments], const
       load_fragment(p[strip], &s_warp.weights[strip * kFragment][n * kFragment], Config::kLdScores);
 #pragma unroll
     for (int f = 0; f < kChannelFragments; ++f) {
-      ValueFragment<Element> v;
+      device::RightFragment<Element> v;
       load_fragment(v, &s_v[n * kFragment][f * kFragment], Config::kLdTile);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip)
         wmma::mma_sync(o[strip][f], p[strip], v, o[strip][f]);
     }
-  }
-}
-
-// ---- softmax --------------------------------------------------------------------------------------
-
-// The running softmax of one row, in two lanes: both hold the maximum of the raw scores, each the sum of the
-// weights that it computed.
-struct RowState {
-  float m = negative_infinity();
-  float l = 0;
-};
-
-// The columns [begin, end) of a tile of scores that a row sees.
-struct Columns {
-  int begin, end;
-
-  __device__ bool contain(unsigned column) const {
-    return column - static_cast<unsigned>(begin) < static_cast<unsigned>(end - begin);
-  }
-};
-
-// The part of `keys` in the tile that starts at first_key.
-template <int kTileN>
-__device__ Columns columns_of(const Range& keys, int64_t first_key) {
-  const int64_t begin = clamp64(keys.begin - first_key, 0, kTileN);
-  const int64_t end = clamp64(keys.end - first_key, begin, kTileN);
-  return {static_cast<int>(begin), static_cast<int>(end)};
-}
-
-// Turns 16 rows of scores of a warp into 16-bit weights 2^((score - m) * scale_log2), and leaves in row_factors
-// what O must be multiplied by before they count. Returns whether any factor is not 1. Lanes 2r and 2r + 1
-// share row r, four columns in turn. The strips are taken in order: the weights are half as long as the
-// scores, so they lie over scores that have been read.
-template <bool kMasked, class Config, class Warp>
-__device__ bool softmax_strip(Warp& s_warp, int strip, unsigned lane, float scale_log2,
-                              Columns seen, RowState& state) {
-  constexpr int kGroups = Config::kTileN / 8;
-  const unsigned row = strip * kFragment + lane / 2;
-  const unsigned first_column = lane % 2 * 4;
-
-  float x[kGroups][4];  // [group][i] is column 8 * group + first_column + i
-  float m_part[4] = {state.m, state.m, state.m, state.m};
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const auto scores =
-        *reinterpret_cast<const float4*>(&s_warp.scores[row][8 * group + first_column]);
-    x[group][0] = scores.x, x[group][1] = scores.y, x[group][2] = scores.z, x[group][3] = scores.w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (kMasked && !seen.contain(8 * group + first_column + i)) x[group][i] = negative_infinity();
-      m_part[i] = fmaxf(m_part[i], x[group][i]);
-    }
-  }
-  float m = fmaxf(fmaxf(m_part[0], m_part[1]), fmaxf(m_part[2], m_part[3]));
-  m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 1));
-  // An unchanged maximum needs no factor, -inf included. A first one has nothing to multiply and must not
-  // meet scale 0: -inf * 0.
-  float factor = 1;
-  if (state.m != m)
-    factor = state.m == negative_infinity() ? 0 : ptx::ex2_approx_ftz((state.m - m) * scale_log2);
-  if (first_column == 0) s_warp.row_factors[row] = factor;
-  __syncwarp();  // SAFETY: all lanes have read the strip's scores before weights overwrite them.
-
-  float l_part[4] = {};  // of this tile alone: with the running sum among them they would drift
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    float p[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // The difference first: scores of 1e11 lose their distance in fma(x, c, -m * c).
-      p[i] = ptx::ex2_approx_ftz((x[group][i] - m) * scale_log2);
-      // Not left to 2^-inf: with scale 0, or where no key has been seen yet, that is NaN.
-      if (kMasked && x[group][i] == negative_infinity()) p[i] = 0;
-      l_part[i] += p[i];
-    }
-    device::store_packed16(&s_warp.weights[row][8 * group + first_column], p);
-  }
-  state.m = m;
-  state.l = state.l * factor + ((l_part[0] + l_part[1]) + (l_part[2] + l_part[3]));
-  return __any_sync(kFullWarp, factor != 1.0f);
-}
-
-// ---- output ---------------------------------------------------------------------------------------
-
-// Writes `rows` rows, at most 16, of a strip of O, through the warp's scores.
-template <class Config, class Element, class Warp>
-__device__ void store_strip(Warp& s_warp, unsigned lane,
-                            const Accumulator (&o)[Config::kHeadDim / kFragment], Element* g_o,
-                            int64_t row_stride, int64_t rows, int head_dim, bool vector_access) {
-  constexpr int kColumns = Config::kHeadDim % Config::kTileN == 0 ? Config::kTileN : 32;
-  constexpr int kChunk = 16 / sizeof(Element);
-  constexpr int kChunks = kColumns / kChunk;  // of a row
-#pragma unroll
-  for (int first = 0; first < Config::kHeadDim; first += kColumns) {
-#pragma unroll
-    for (int column = 0; column < kColumns; column += kFragment)
-      wmma::store_matrix_sync(&s_warp.scores[0][column], o[(first + column) / kFragment],
-                              Config::kLdScores, wmma::mem_row_major);
-    __syncwarp();  // SAFETY: the columns are written before other lanes read them.
-#pragma unroll
-    for (unsigned i = lane; i < kFragment * kChunks; i += 32) {
-      const unsigned row = i / kChunks;
-      const unsigned column = i % kChunks * kChunk;
-      const int channel = static_cast<int>(first + column);
-      if (row >= rows) continue;
-      float x[kChunk];
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) x[j] = s_warp.scores[row][column + j];
-      Element* g_chunk = g_o + row * row_stride + channel;
-      if (vector_access) {
-        if (channel < head_dim) device::store_packed16(g_chunk, x);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kChunk; ++j)
-          if (channel + j < head_dim) g_chunk[j] = Element(x[j]);
-      }
-    }
-    __syncwarp();  // SAFETY: they are read before the next columns overwrite them.
   }
 }
 
@@ -338,7 +158,8 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
 
   load_q();
   ptx::cp_async_commit();
-  const uint32_t element_rows = learn_element_rows<Config>(s_warp, lane);
+  const uint32_t element_rows =
+      device::learn_element_rows<Config::kLdScores>(s_warp.scores[0], lane);
   ptx::cp_async_wait<0>();
   __syncthreads();  // SAFETY: Q has landed; the row numbers have been read.
   LeftFragment<Element> q[kStrips][kChannelFragments];
@@ -388,7 +209,7 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip)
       if (rescale[strip])
-        scale_rows(o[strip], s_warp.row_factors + strip * kFragment, element_rows);
+        device::scale_rows(o[strip], s_warp.row_factors + strip * kFragment, element_rows);
     multiply_p_v<Config>(o, s_warp, s.v);
   }
 
@@ -405,17 +226,19 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
       if (problem.lse.data != nullptr && row < problem.len_q)
         *problem.lse.at(b, head, row) = empty ? negative_infinity() : m * problem.scale + logf(l);
     }
-    __syncwarp();  // SAFETY: the factors are written; store_strip ends with their being read.
-    scale_rows(o[strip], s_warp.row_factors, element_rows);
-    store_strip<Config>(s_warp, lane, o[strip], problem.o.row<Element>(b, head, strip_row),
-                        problem.o.row_stride, problem.len_q - strip_row, head_dim, vector_access);
+    __syncwarp();  // SAFETY: the factors are written; store_rows ends with their being read.
+    device::scale_rows(o[strip], s_warp.row_factors, element_rows);
+    constexpr int kColumns = Config::kHeadDim % kTileN == 0 ? kTileN : 32;
+    device::store_rows<kColumns, Config::kLdScores>(
+        s_warp.scores[0], lane, o[strip], problem.o.row<Element>(b, head, strip_row),
+        problem.o.row_stride, problem.len_q - strip_row, head_dim, vector_access);
   }
 }
 
 template <class Element, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, KernelConfig<kHeadDim>::kMinBlocks)
     forward_kernel(const __grid_constant__ Problem problem, bool vector_access) {
-  if constexpr (kHasWmma<Element>) {
+  if constexpr (device::kHasWmma<Element>) {
     forward_block<Element, KernelConfig<kHeadDim>>(problem, vector_access);
   } else {
     __trap();  // bf16 needs sm_80; the table refuses such GPUs

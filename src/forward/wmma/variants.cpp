@@ -2,6 +2,7 @@
 #include "forward/wmma/variants.hpp"
 
 #include "common/integer.hpp"
+#include "core/constant_text.hpp"
 #include "core/plans.hpp"
 #include "cuflash_built.hpp"
 #include "forward/wmma/config.hpp"
@@ -34,37 +35,15 @@ namespace {
 
 constexpr int64_t kMaxBlocks = 0x7fffffff;  // of grid.x
 
-// A reason with a number in it, made by the compiler: refusals are pointers to constants.
-struct Text {
-  char data[64] = {};
-};
-
-constexpr Text text(const char* before, int number, const char* after) {
-  Text result;
-  int length = 0;
-  while (*before != '\0') result.data[length++] = *before++;
-  int unit = 1;
-  while (number / unit >= 10) unit *= 10;
-  for (; unit > 0; unit /= 10) result.data[length++] = static_cast<char>('0' + number / unit % 10);
-  while (*after != '\0') result.data[length++] = *after++;
-  return result;
-}
-
-template <int kHeadDim>
-constexpr Text kNeedsBucket = text("head_dim is above ", kHeadDim, "");
-template <int kHeadDim>
-constexpr Text kNeedsSharedMemory = text("needs ", kSharedBytes<kHeadDim>,
-                                         " bytes of shared memory per block");
-
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
   constexpr bool kIsF16 = kDtype == Dtype::kF16;
   if (problem.dtype != kDtype) return {kIsF16 ? "takes f16 only" : "takes bf16 only"};
-  if (problem.head_dim > kHeadDim) return {kNeedsBucket<kHeadDim>.data};
+  if (problem.head_dim > kHeadDim) return {kAboveBucket<kHeadDim>.data};
   if (capabilities.arch < (kIsF16 ? 70 : 80))
     return {kIsF16 ? "needs sm_70 or newer" : "needs sm_80 or newer"};
   if (capabilities.shared_memory_per_block < kSharedBytes<kHeadDim>)
-    return {kNeedsSharedMemory<kHeadDim>.data};
+    return {kNeedsSharedBytes<kSharedBytes<kHeadDim>>.data};
   const int64_t m_tiles = ceil_div(problem.len_q, KernelConfig<kHeadDim>::kTileM);
   if (m_tiles > 0 && problem.batch * problem.heads_q > kMaxBlocks / m_tiles)
     return {"more than 2^31 - 1 tiles of query rows"};

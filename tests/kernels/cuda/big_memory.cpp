@@ -1,4 +1,5 @@
-// Offsets beyond 2^31 and 2^32 elements: public bug reports (see cases.md) and strides as large.
+// Offsets beyond 2^31 and 2^32 elements in tensors that are as large: public bug reports (see cases.md). Strides as
+// large: far_strides.cpp.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -197,69 +198,6 @@ TEST_F(BigMemory_cuda, B71_CausalOver65553Tokens) {
     ASSERT_NEAR(sums[row], std::log(i + 1), 2e-4) << row;
     ASSERT_NEAR(load(Dtype::kBf16, &outputs[row * kDim + row % kDim]), odd / (i + 1), 0.004) << row;
   }
-}
-
-// Entries of a batch 2^31 and 2^32 elements apart, and just beside.
-TEST_F(BigMemory_cuda, P19_StridesBeyond32Bits) {
-  for (const int64_t stride : {(int64_t{1} << 31) - 8, int64_t{1} << 31, (int64_t{1} << 32) + 8})
-    for (const Operation operation :
-         {Operation::kForward, Operation::kBackward, Operation::kDecode}) {
-      Case c = make_case(Device::kCuda, operation, {2, 2, 2, 33, 65, 64});
-      c.dtype = Dtype::kF16;
-      const Inputs in = make_inputs(c, DataKind::kNormal);
-      on_every_kernel(c, [&](const Case& each) {
-        Call near(each, in);
-        const cuflash_status_t near_status = near.launch();
-        synchronize(Device::kCuda);
-        const Results expected = near.collect(near_status).results;
-        // The same call with one tensor after the other spread; the halves of a batch are dense blocks.
-        const auto spread = [&](Role role, cuflash_tensor_t& tensor) {
-          const Extents e = each.extents(role);
-          const size_t block = static_cast<size_t>(e.heads * e.rows * e.dim) * 2;
-          const Memory far(static_cast<size_t>(stride) * 2 + block);
-          ASSERT_NE(far.data(), nullptr);
-          const cuflash_tensor_t kept = tensor;
-          const bool output = (role == kO && operation != Operation::kBackward) || role >= kDq;
-          for (size_t b = 0; b < 2; ++b)
-            ASSERT_EQ(
-                cudaMemcpy(far.at(b * static_cast<size_t>(stride) * 2),
-                           static_cast<char*>(kept.data) + b * block, block, cudaMemcpyDefault),
-                cudaSuccess);
-          if (output) near.poison_outputs();
-          tensor.flags = 0;
-          tensor.data = far.data();
-          tensor.batch_stride = stride;
-          tensor.head_stride = e.rows * e.dim;
-          tensor.row_stride = e.dim;
-          const cuflash_status_t status = near.launch();
-          tensor = kept;
-          ASSERT_EQ(status, CUFLASH_SUCCESS) << cuflash_last_error();
-          synchronize(Device::kCuda);
-          if (output)
-            for (size_t b = 0; b < 2; ++b)
-              ASSERT_EQ(
-                  cudaMemcpy(static_cast<char*>(kept.data) + b * block,
-                             far.at(b * static_cast<size_t>(stride) * 2), block, cudaMemcpyDefault),
-                  cudaSuccess);
-          expect_same_bits(near.collect(CUFLASH_SUCCESS).results, expected);
-        };
-        cuflash_problem_t& problem = near.problem();
-        spread(kQ, problem.q);
-        spread(kO, problem.o);
-        if (operation == Operation::kDecode) {
-          spread(kK, near.cache().k);
-          spread(kV, near.cache().v);
-          return;
-        }
-        spread(kK, problem.k);
-        spread(kV, problem.v);
-        if (operation != Operation::kBackward) return;
-        spread(kDo, near.gradients().d_o);
-        spread(kDq, near.gradients().dq);
-        spread(kDk, near.gradients().dk);
-        spread(kDv, near.gradients().dv);
-      });
-    }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // the device.
 #include <cuda_runtime_api.h>
 
+#include <thread>
+
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/targets.hpp"
 
@@ -196,6 +198,45 @@ TEST_F(Streams_cuda, B122_TwoStreamsOfEqualShapes) {
           expect_same_bits(outcome.results, expected[s]);
         }
       });
+}
+
+// Each thread has a call in flight on each stream; those on one stream follow each other, the others run as they like. Half
+// of the calls take their workspace from the pool.
+TEST_F(Streams_cuda, EightThreadsOnEightStreams) {
+  constexpr size_t kThreads = 8, kStreams = 8;
+  for (const Operation operation : kOperations)
+    on_every_kernel(small(operation), [&](const Case& c) {
+      const Stream streams[kStreams];
+      std::vector<Inputs> inputs;
+      std::vector<Results> expected;
+      for (size_t t = 0; t < kThreads; ++t) {
+        inputs.push_back(make_inputs(c, DataKind::kNormal, t + 1));
+        expected.push_back(run_ok(c, inputs.back()));
+      }
+      std::vector<std::thread> threads;
+      for (size_t t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+          std::vector<std::unique_ptr<Call>> calls;
+          for (size_t s = 0; s < kStreams; ++s) {
+            calls.push_back(std::make_unique<Call>(c, inputs[t]));
+            if (s % 2) calls.back()->use_pool();
+            calls.back()->poison_outputs();
+          }
+          CUDA_OK(cudaDeviceSynchronize());
+          for (int round = 0; round < 10; ++round)
+            for (size_t s = 0; s < kStreams; ++s)
+              ASSERT_EQ(calls[(s + t) % kStreams]->launch(streams[(s + t) % kStreams]),
+                        CUFLASH_SUCCESS)
+                  << cuflash_last_error();
+          for (size_t s = 0; s < kStreams; ++s) CUDA_OK(cudaStreamSynchronize(streams[s]));
+          for (const std::unique_ptr<Call>& call : calls) {
+            const Outcome outcome = call->collect(CUFLASH_SUCCESS);
+            EXPECT_EQ(outcome.damage, "");
+            expect_same_bits(outcome.results, expected[t]);
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+    });
 }
 
 TEST_F(Streams_cuda, TrimAfterWork) {

@@ -1,0 +1,49 @@
+// Copies of boxes of tensors between global and shared memory by the tensor memory accelerator (sm_90). One thread
+// issues a copy of the whole box. Loads fill what lies outside the tensor with zeros and count it; stores leave it
+// out. PTX ISA: "Data Movement and Conversion Instructions: cp.async.bulk.tensor".
+#pragma once
+
+#include <cuda.h>
+
+#include "device/ptx/mbarrier.cuh"
+
+namespace cuflash::device::ptx {
+
+__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// s_box is a multiple of 128 bytes; `barrier` receives the box's bytes.
+__device__ __forceinline__ void tma_load_4d(void* s_box, const CUtensorMap& map, Mbarrier& barrier,
+                                            int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(s_box)),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_4d(const CUtensorMap& map, const void* s_box, int32_t x0,
+                                             int32_t x1, int32_t x2, int32_t x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&map),
+      "r"(shared_address(s_box)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until this thread's stores have read shared memory, except the youngest kPending groups.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to asynchronous copies and products.
+// PTX ISA: "Parallel Synchronization and Communication Instructions: fence.proxy".
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace cuflash::device::ptx

@@ -1,0 +1,65 @@
+// Tiles and shared memory of the wgmma forward kernels, one configuration for each head-dim bucket. No CUDA
+// header: the variant table reads it too.
+#pragma once
+
+#include <cstdint>
+
+#include "device/wgmma_tile.hpp"
+
+namespace cuflash::forward_wgmma {
+
+constexpr int kWarpgroupRows = 64;  // of queries: the m of wgmma
+
+struct Tile {
+  int head_dim;   // the bucket: a smaller head_dim is padded with zeros
+  int consumers;  // warpgroups that compute, kWarpgroupRows rows each
+  int tile_n;     // keys
+  int stages;     // of K and of V
+  const char* why;
+};
+
+constexpr Tile kTiles[] = {
+    {64, 3, 128, 2, "wider tiles of keys spill with 160 registers a thread"},
+    {128, 2, 128, 2, "176 keys take 208 KB"},
+};
+
+constexpr Tile tile_of(int head_dim) {
+  for (const Tile& tile : kTiles)
+    if (tile.head_dim == head_dim) return tile;
+  return {};
+}
+
+template <int kHeadDimBucket>
+struct KernelConfig {
+  static constexpr int kHeadDim = kHeadDimBucket;
+  static constexpr int kPanels = kHeadDim / device::kPanelColumns;
+  static constexpr int kConsumers = tile_of(kHeadDim).consumers;
+  static constexpr int kTileM = kConsumers * kWarpgroupRows;
+  static constexpr int kTileN = tile_of(kHeadDim).tile_n;
+  static constexpr int kStages = tile_of(kHeadDim).stages;
+  static constexpr int kThreads = (1 + kConsumers) * 128;
+
+  // Of a thread: what the producer gives up the consumers take. 65,536 in all.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+  static_assert(kHeadDim % device::kPanelColumns == 0 && kTileM <= 256 && kTileN % 16 == 0);
+};
+
+// The whole of a block's shared memory, 1024-byte aligned. The panels of a tile follow one another.
+template <class Config, class Element>
+struct SharedStorage {
+  static constexpr int kColumns = device::kPanelColumns;
+
+  Element q[Config::kPanels][Config::kTileM][kColumns];  // at the end: O
+  Element k[Config::kStages][Config::kPanels][Config::kTileN][kColumns];
+  Element v[Config::kStages][Config::kPanels][Config::kTileN][kColumns];
+  uint64_t q_full;
+  uint64_t k_full[Config::kStages], k_free[Config::kStages];
+  uint64_t v_full[Config::kStages], v_free[Config::kStages];
+};
+
+template <int kHeadDim>
+constexpr int kSharedBytes = sizeof(SharedStorage<KernelConfig<kHeadDim>, uint16_t>);
+
+}  // namespace cuflash::forward_wgmma

@@ -1,0 +1,231 @@
+// Offsets past 2^31 and 2^32 elements: strides so large that a tensor of a few kilobytes spans gigabytes. On the CPU device
+// that is address space alone; on CUDA it is memory, and the test is skipped where there is not enough.
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "kernels/targets.hpp"
+
+#if defined(CUFLASH_WITH_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace cuflash_test {
+namespace {
+
+// Memory of a device without guards; data() is null where there is not so much.
+class FarMemory {
+ public:
+  FarMemory(Device device, size_t bytes) : device_(device), bytes_(bytes) {
+    if (device == Device::kCpu) {
+      data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (data_ == MAP_FAILED) data_ = nullptr;
+      return;
+    }
+#if defined(CUFLASH_WITH_CUDA)
+    if (cudaMalloc(&data_, bytes) == cudaSuccess) return;
+    data_ = nullptr;
+    cudaGetLastError();
+#endif
+  }
+  ~FarMemory() {
+    if (data_ == nullptr) return;
+    if (device_ == Device::kCpu) munmap(data_, bytes_);
+#if defined(CUFLASH_WITH_CUDA)
+    if (device_ == Device::kCuda) cudaFree(data_);
+#endif
+  }
+  FarMemory(const FarMemory&) = delete;
+  FarMemory& operator=(const FarMemory&) = delete;
+  char* data() const { return static_cast<char*>(data_); }
+
+  void copy(void* target, const void* source, size_t bytes) const {
+    if (device_ == Device::kCpu) std::memcpy(target, source, bytes);
+#if defined(CUFLASH_WITH_CUDA)
+    if (device_ == Device::kCuda) {
+      ASSERT_EQ(cudaMemcpy(target, source, bytes, cudaMemcpyDefault), cudaSuccess);
+    }
+#endif
+  }
+
+ private:
+  Device device_;
+  size_t bytes_;
+  void* data_ = nullptr;
+};
+
+enum Dimension { kBatch, kHead, kRow };
+
+// Three rows, as the distance of the last is twice the stride; two of the others.
+Shape shape_for(Dimension dimension) {
+  return dimension == kRow ? Shape{2, 2, 2, 3, 3, 64} : Shape{2, 2, 2, 33, 65, 64};
+}
+
+// One dimension has the stride, the others lie densely between.
+Layout far_layout(const Extents& e, Dimension dimension, int64_t stride) {
+  Layout layout;
+  layout.dense = false;
+  switch (dimension) {
+    case kBatch:
+      layout.row_stride = e.dim, layout.head_stride = e.rows * e.dim, layout.batch_stride = stride;
+      break;
+    case kHead:
+      layout.row_stride = e.dim, layout.batch_stride = e.rows * e.dim, layout.head_stride = stride;
+      break;
+    case kRow:
+      layout.head_stride = e.dim, layout.batch_stride = e.heads * e.dim, layout.row_stride = stride;
+      break;
+  }
+  return layout;
+}
+
+constexpr int64_t kStrides[] = {(int64_t{1} << 31) - 8, int64_t{1} << 31, (int64_t{1} << 32) + 8};
+constexpr size_t kLargest = kStrides[2];
+
+class FarStrides : public DeviceTest {
+ protected:
+  // One tensor after the other of each call is far apart; the results are those of the dense call.
+  void expect_same_bits_in(Dimension dimension) {
+    // LSE in fp32 reaches farthest.
+    const FarMemory far(GetParam(), (dimension == kRow ? 2 : 1) * kLargest * 4 + (1 << 20));
+    if (far.data() == nullptr) GTEST_SKIP() << "not enough memory for strides of 2^32 elements";
+    for (const int64_t stride : kStrides)
+      for (const Operation operation :
+           {Operation::kForward, Operation::kBackward, Operation::kDecode})
+        on_every_kernel(make_case(GetParam(), operation, shape_for(dimension)), kEveryDtype,
+                        [&](const Case& c) { spread_each_tensor(c, far, dimension, stride); });
+  }
+
+ private:
+  // Copies a dense tensor out to its far layout, or back.
+  static void spread(const FarMemory& far, char* dense, const Extents& e, const Layout& layout,
+                     size_t item_bytes, bool out) {
+    const size_t row_bytes = static_cast<size_t>(e.dim) * item_bytes;
+    for (int64_t b = 0; b < e.batch; ++b)
+      for (int64_t h = 0; h < e.heads; ++h)
+        for (int64_t r = 0; r < e.rows; ++r, dense += row_bytes) {
+          char* place =
+              far.data() + static_cast<size_t>(b * layout.batch_stride + h * layout.head_stride +
+                                               r * layout.row_stride) *
+                               item_bytes;
+          out ? far.copy(place, dense, row_bytes) : far.copy(dense, place, row_bytes);
+        }
+  }
+
+  static void spread_each_tensor(const Case& each, const FarMemory& far, Dimension dimension,
+                                 int64_t stride) {
+    const Inputs in = make_inputs(each, DataKind::kNormal);
+    Call call(each, in);
+    const cuflash_status_t status = call.launch();
+    synchronize(each.device);
+    const Results expected = call.collect(status).results;
+    const auto run_far = [&](Role role, bool output, auto set_layout) {
+      SCOPED_TRACE(static_cast<int>(role));
+      const Layout layout = far_layout(each.extents(role), dimension, stride);
+      const auto item_bytes = static_cast<size_t>(role == kLse ? 4 : bytes_of(each.dtype));
+      auto* const dense = static_cast<char*>(call.tensor(role).data());
+      if (output) call.poison_outputs();
+      spread(far, dense, each.extents(role), layout, item_bytes, true);
+      const auto put_back = set_layout(layout);
+      ASSERT_EQ(call.launch(), CUFLASH_SUCCESS) << cuflash_last_error();
+      synchronize(each.device);
+      put_back();
+      if (output) spread(far, dense, each.extents(role), layout, item_bytes, false);
+      const Outcome outcome = call.collect(CUFLASH_SUCCESS);
+      EXPECT_EQ(outcome.damage, "");
+      expect_same_bits(outcome.results, expected);
+    };
+    const auto run_tensor = [&](Role role, bool output, cuflash_tensor_t& tensor) {
+      run_far(role, output, [&](const Layout& layout) {
+        const cuflash_tensor_t kept = tensor;
+        tensor.flags = 0;
+        tensor.data = far.data();
+        tensor.batch_stride = layout.batch_stride;
+        tensor.head_stride = layout.head_stride;
+        tensor.row_stride = layout.row_stride;
+        return [&tensor, kept] { tensor = kept; };
+      });
+    };
+    cuflash_problem_t& problem = call.problem();
+    const bool backward = each.operation == Operation::kBackward;
+    run_tensor(kQ, false, problem.q);
+    run_tensor(kO, !backward, problem.o);
+    run_far(kLse, !backward, [&](const Layout& layout) {
+      const cuflash_problem_t kept = problem;
+      problem.lse = reinterpret_cast<float*>(far.data());
+      problem.lse_batch_stride = layout.batch_stride;
+      problem.lse_head_stride = layout.head_stride;
+      problem.lse_row_stride = layout.row_stride;
+      return [&problem, kept] { problem = kept; };
+    });
+    const bool decode = each.operation == Operation::kDecode;
+    run_tensor(kK, false, decode ? call.cache().k : problem.k);
+    run_tensor(kV, false, decode ? call.cache().v : problem.v);
+    if (!backward) return;
+    run_tensor(kDo, false, call.gradients().d_o);
+    run_tensor(kDq, true, call.gradients().dq);
+    run_tensor(kDk, true, call.gradients().dk);
+    run_tensor(kDv, true, call.gradients().dv);
+  }
+};
+CUFLASH_FOR_DEVICES(FarStrides);
+
+TEST_P(FarStrides, P19_Batches) { expect_same_bits_in(kBatch); }
+TEST_P(FarStrides, P19_Heads) { expect_same_bits_in(kHead); }
+TEST_P(FarStrides, P19_Rows) { expect_same_bits_in(kRow); }
+
+// The parts of a merge are far apart, and so are those of its LSE.
+TEST_P(FarStrides, P19_PartsOfAMerge) {
+  const Device device = GetParam();
+  constexpr int64_t kParts = 3, kRows = 2 * 3 * 5, kDim = 40;
+  constexpr size_t kSpan = (kParts - 1) * kLargest;
+  const FarMemory o_parts(device, (kSpan + kRows * kDim) * 2),
+      lse_parts(device, (kSpan + kRows) * 4);
+  if (o_parts.data() == nullptr || lse_parts.data() == nullptr)
+    GTEST_SKIP() << "not enough memory for strides of 2^32 elements";
+  std::vector<Results> parts(kParts);
+  for (size_t n = 0; n < kParts; ++n) {
+    parts[n].o = Tensor(2, 3, 5, kDim);
+    parts[n].lse = Tensor(2, 3, 5, 1);
+    fill(parts[n].o, DataKind::kNormal, 1, n, 0, Dtype::kF16);
+    fill(parts[n].lse, DataKind::kNormal, 2, n, 0, Dtype::kF32);
+  }
+  const Outcome near = run_merge(device, Dtype::kF16, parts);
+  ASSERT_EQ(near.status, CUFLASH_SUCCESS) << near.message;
+
+  const Extents extents = {2, 3, 5, kDim}, rows = {2, 3, 5, 1};
+  StridedTensor o(device, Dtype::kF16, extents, dense_layout(extents));
+  StridedTensor lse(device, Dtype::kF32, rows, dense_layout(rows));
+  cuflash_merge_t merge;
+  cuflash_merge_init(&merge, sizeof merge);
+  merge.num_parts = kParts;
+  merge.batch = 2, merge.heads = 3, merge.len = 5, merge.head_dim = kDim;
+  merge.parts = merge.o = o.tensor();
+  merge.parts.data = o_parts.data();
+  merge.lse_parts = reinterpret_cast<const float*>(lse_parts.data());
+  merge.lse = static_cast<float*>(lse.data());
+  for (const int64_t stride : kStrides) {
+    for (size_t n = 0; n < kParts; ++n) {
+      std::vector<uint16_t> o_bits(kRows * kDim);
+      std::vector<float> lse_bits(kRows);
+      for (size_t i = 0; i < o_bits.size(); ++i) store(Dtype::kF16, parts[n].o.x[i], &o_bits[i]);
+      for (size_t i = 0; i < lse_bits.size(); ++i)
+        store(Dtype::kF32, parts[n].lse.x[i], &lse_bits[i]);
+      const size_t place = n * static_cast<size_t>(stride);
+      o_parts.copy(o_parts.data() + place * 2, o_bits.data(), o_bits.size() * 2);
+      lse_parts.copy(lse_parts.data() + place * 4, lse_bits.data(), lse_bits.size() * 4);
+    }
+    merge.part_stride = merge.lse_part_stride = stride;
+    o.poison();
+    lse.poison();
+    ASSERT_EQ(cuflash_merge_states(handle_of(device), &merge, nullptr), CUFLASH_SUCCESS)
+        << cuflash_last_error();
+    synchronize(device);
+    EXPECT_EQ(o.read().x, near.results.o.x);
+    EXPECT_EQ(lse.read().x, near.results.lse.x);
+  }
+}
+
+}  // namespace
+}  // namespace cuflash_test

@@ -1,0 +1,90 @@
+"""What gpu_check and fuzz share: digests of sources, and runs of the GoogleTest programs."""
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ["tests/support", "tests/kernels"]
+
+
+def digest(paths: list[str]) -> str:
+    """Of the contents and relative names of all files below the paths."""
+    files = []
+    for path in map(ROOT.joinpath, paths):
+        files += [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+    total = hashlib.sha256()
+    for file in sorted(f for f in files if f.suffix != ".md" and "__pycache__" not in f.parts):
+        total.update(str(file.relative_to(ROOT)).encode())
+        total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
+def run_gtest(program: Path, test_filter: str, wrapper: list[str] = [], env: dict[str, str] = {}) -> tuple[list[dict], str]:
+    """The test cases of a run as GoogleTest reports them, and what the program printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [*wrapper, str(program), f"--gtest_filter={test_filter}", f"--gtest_output=json:{report}"]
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, errors="replace")
+        output = done.stdout + done.stderr
+        if not report.exists():
+            print(output[-3000:])
+            return [{"name": str(program), "result": "CRASHED", "failures": [{"failure": output[-3000:]}]}], output
+        suites = json.loads(report.read_text())["testsuites"]
+        return [{**case, "suite": suite["name"]} for suite in suites for case in suite["testsuite"]], output
+
+
+def run_sharded(program: Path, test_filter: str, env: dict[str, str] = {}) -> list[dict]:
+    """As run_gtest, in several processes: the tests' own fp64 reference takes most of the time."""
+    shards = min(12, os.cpu_count() or 1)
+
+    def shard(index: int) -> list[dict]:
+        return run_gtest(program, test_filter, env={**env, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(index)})[0]
+
+    with concurrent.futures.ThreadPoolExecutor(shards) as pool:
+        return [case for cases in pool.map(shard, range(shards)) for case in cases]
+
+
+def outcome(case: dict) -> str:
+    if case.get("failures"):
+        return "failed"
+    return "skipped" if case["result"] == "SKIPPED" else "passed"
+
+
+def failure(case: dict) -> str:
+    """The first failure's text, cut."""
+    return case["failures"][0].get("failure", "")[:1500]
+
+
+def count(cases: list[dict]) -> dict[str, int]:
+    return {kind: sum(outcome(case) == kind for case in cases) for kind in ("passed", "failed", "skipped")}
+
+
+def kernel_in(case: dict, device: str) -> str | None:
+    """The kernel that a parametrised case names: Draws.Accurate/cuda_<kernel>_shard0."""
+    parameter = case["name"].partition("/")[2]
+    return parameter.removeprefix(f"{device}_").rpartition("_shard")[0] if parameter.startswith(f"{device}_") else None
+
+
+def run_draws(build: Path, device: str, draws: int, seed: int) -> list[dict]:
+    """The seeded random problems of tests/kernels/grid.cpp, `draws` for each kernel of the device."""
+    program = next(build.glob("tests/**/test_kernels"))
+    env = {"CUFLASH_TEST_DRAWS": str(draws), "CUFLASH_TEST_SEED": str(seed)}
+    return run_sharded(program, f"Draws.Accurate/{device}_*", env)
+
+
+def per_kernel(cases: list[dict], device: str) -> dict[str, dict]:
+    """Kernel -> problems run and the largest error, as a part of the error allowed."""
+    kernels: dict[str, dict] = {}
+    for case in cases:
+        kernel = kernel_in(case, device)
+        if kernel and "ran" in case:
+            entry = kernels.setdefault(kernel, {"cases": 0, "worst_error_ratio": 0.0})
+            entry["cases"] += int(case["ran"])
+            entry["worst_error_ratio"] = round(max(entry["worst_error_ratio"], float(case["worst_ratio"])), 3)
+    return dict(sorted(kernels.items()))
