@@ -61,15 +61,17 @@
  * SONAME nothing is removed, renamed or retyped; structs only grow at the end. Until the tag v0.7.0
  * this header may change.
  */
+/** @file
+ * The public C header of cuflash. */
 #ifndef CUFLASH_H
 #define CUFLASH_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define CUFLASH_VERSION_MAJOR 0
-#define CUFLASH_VERSION_MINOR 7
-#define CUFLASH_VERSION_PATCH 0
+#define CUFLASH_VERSION_MAJOR 0 /**< of this header; cuflash_version() is the library's */
+#define CUFLASH_VERSION_MINOR 7 /**< of this header */
+#define CUFLASH_VERSION_PATCH 0 /**< of this header */
 
 #if defined(_WIN32)
 #error "cuflash supports Linux only"
@@ -84,9 +86,8 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * Types and constants
- * --------------------------------------------------------------------------------------------- */
+/** @defgroup types Types and constants
+ * @{ */
 
 /** A CUDA stream; cudaStream_t and CUstream pass without a cast. NULL is the legacy default stream.
  */
@@ -211,12 +212,12 @@ enum cuflash_append_flag {
 
 /** Operations, for cuflash_kernel_info. */
 enum cuflash_operation {
-  CUFLASH_OPERATION_FORWARD = 1,
-  CUFLASH_OPERATION_BACKWARD = 2,
-  CUFLASH_OPERATION_DECODE = 3,
-  CUFLASH_OPERATION_APPEND = 4,
-  CUFLASH_OPERATION_MERGE = 5,
-  CUFLASH_OPERATION_WEIGHTS = 6
+  CUFLASH_OPERATION_FORWARD = 1,  /**< cuflash_attention_forward() */
+  CUFLASH_OPERATION_BACKWARD = 2, /**< cuflash_attention_backward() */
+  CUFLASH_OPERATION_DECODE = 3,   /**< cuflash_attention_decode() */
+  CUFLASH_OPERATION_APPEND = 4,   /**< cuflash_kv_cache_append() */
+  CUFLASH_OPERATION_MERGE = 5,    /**< cuflash_merge_states() */
+  CUFLASH_OPERATION_WEIGHTS = 6   /**< cuflash_attention_weights() */
 };
 
 /** Keys of cuflash_set_option(). */
@@ -247,14 +248,15 @@ typedef void* (*cuflash_alloc_fn)(void* user, size_t bytes, int32_t device,
 /** Takes back memory of cuflash_alloc_fn, after the work enqueued on the stream so far. */
 typedef void (*cuflash_free_fn)(void* user, void* memory, int32_t device, cuflash_stream_t stream);
 
-/* ------------------------------------------------------------------------------------------------
- * Structs
+/** @} */
+
+/** @defgroup structs Structs
  *
  * struct_size comes first and all-zero means default: zero the struct, set struct_size (or call the
  * init function), fill in what you need. A shorter struct of an older header is extended by zeros;
  * a longer one of a newer header is accepted if its unknown tail is zero, else 14. Fields whose
  * feature is not implemented yet must be zero: else 10 with the field's name.
- * --------------------------------------------------------------------------------------------- */
+ * @{ */
 
 /** A [batch, head, row, channel] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the strides
  * are ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs only).
@@ -464,9 +466,12 @@ typedef struct cuflash_kernel_info_s {
   int32_t reserved;      /**< zero */
 } cuflash_kernel_info_t;
 
-/* ------------------------------------------------------------------------------------------------
- * Version, statuses and messages (no CUDA call; callable at any time)
- * --------------------------------------------------------------------------------------------- */
+/** @} */
+
+/** @defgroup messages Version, statuses and messages
+ *
+ * No CUDA call; callable at any time.
+ * @{ */
 
 /** The library's version; each pointer may be NULL. Since 0.7.0. */
 CUFLASH_API void cuflash_version(int32_t* major, int32_t* minor, int32_t* patch);
@@ -495,9 +500,10 @@ CUFLASH_API size_t cuflash_last_error_copy(char* buffer, size_t capacity);
  */
 CUFLASH_API int32_t cuflash_last_cuda_error(void);
 
-/* ------------------------------------------------------------------------------------------------
- * Handles, options, logging
- * --------------------------------------------------------------------------------------------- */
+/** @} */
+
+/** @defgroup handles Handles, options, logging
+ * @{ */
 
 /** Makes a handle for a CUDA ordinal, CUFLASH_DEVICE_CURRENT or CUFLASH_DEVICE_CPU. A call through it makes that device
  * current and restores the caller's. Makes no allocation on the device. 3 handle is NULL; 8 no such
@@ -539,7 +545,7 @@ CUFLASH_API cuflash_status_t cuflash_set_allocator(cuflash_handle_t handle,
                                                    cuflash_free_fn release, void* user);
 
 /** Sends log lines up to `level` to a function instead of the file, for the whole process; NULL
- * goes back to CUFLASH_LOG_LEVEL and CUFLASH_LOG_FILE ("%p" the process id; default stderr). Since
+ * goes back to CUFLASH_LOG_LEVEL and CUFLASH_LOG_FILE (`%p` in it is the process id; default stderr). Since
  * 0.7.0. */
 CUFLASH_API void cuflash_set_log_callback(cuflash_log_fn callback, void* user, int32_t level);
 
@@ -552,10 +558,13 @@ CUFLASH_API cuflash_status_t cuflash_preload(cuflash_handle_t handle,
 /** Gives unused memory of the pool of the handle's device back to CUDA. Since 0.7.0. */
 CUFLASH_API cuflash_status_t cuflash_trim(cuflash_handle_t handle);
 
-/* ------------------------------------------------------------------------------------------------
- * Structs: zero `size` bytes (8 to 65536, a multiple of 8) and set struct_size. 3 on NULL, 14 on
- * size. Since 0.7.0.
- * --------------------------------------------------------------------------------------------- */
+/** @} */
+
+/** @defgroup defaults Defaults of structs
+ *
+ * Zero `size` bytes (8 to 65536, a multiple of 8) and set struct_size. 3 on NULL, 14 on size.
+ * Since 0.7.0.
+ * @{ */
 
 /** Prepares a cuflash_problem_t. */
 CUFLASH_API cuflash_status_t cuflash_problem_init(cuflash_problem_t* problem, size_t size);
@@ -570,9 +579,12 @@ CUFLASH_API cuflash_status_t cuflash_merge_init(cuflash_merge_t* merge, size_t s
 /** Prepares a cuflash_weights_t. */
 CUFLASH_API cuflash_status_t cuflash_weights_init(cuflash_weights_t* weights, size_t size);
 
-/* ------------------------------------------------------------------------------------------------
- * Operations (all asynchronous on the stream and capture-safe on CUDA; since 0.7.0)
- * --------------------------------------------------------------------------------------------- */
+/** @} */
+
+/** @defgroup operations Operations
+ *
+ * All asynchronous on the stream and capture-safe on CUDA. Since 0.7.0.
+ * @{ */
 
 /** O = softmax(scale q.k, masked) V, and LSE where wanted.
  *  1 extents, scale; 2 Hq not a multiple of Hkv; 3 NULL tensors that have elements; 6 head_dim;
@@ -618,19 +630,14 @@ CUFLASH_API cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
                                                        const cuflash_weights_t* weights,
                                                        cuflash_stream_t stream);
 
-/* ------------------------------------------------------------------------------------------------
- * Queries (host only: pointers in the structs are not read and may be NULL; since 0.7.0)
+/** @} */
+
+/** @defgroup workspace Workspace
  *
  * ..._workspace_size: the exact bytes that the call needs for any lengths on the device; one byte
- * less is refused with 11.
- *
- * ..._explain: JSON in buffer[capacity], cut and NUL-terminated: {"operation", "device", "kernel",
- * "family", "launches", "workspace_bytes", "num_splits", "kernels": [{"name", "family", "rank",
- * "accepted", "reason"}]}; each kernel that refuses the problem has its own reason. *needed (may be
- * NULL) gets the whole length with the NUL. A problem that no kernel takes has "kernel": null and
- * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed;
- * an architecture that the library does not know is 13.
- * --------------------------------------------------------------------------------------------- */
+ * less is refused with 11. Host only: pointers in the structs are not read and may be NULL. Since
+ * 0.7.0.
+ * @{ */
 
 /** Workspace of cuflash_attention_forward(). */
 CUFLASH_API cuflash_status_t cuflash_forward_workspace_size(cuflash_handle_t handle,
@@ -656,6 +663,19 @@ CUFLASH_API cuflash_status_t cuflash_append_workspace_size(cuflash_handle_t hand
  * what they use. Without the flag any content is legal. */
 CUFLASH_API cuflash_status_t cuflash_workspace_prepare(cuflash_handle_t handle, void* workspace,
                                                        size_t bytes, cuflash_stream_t stream);
+
+/** @} */
+
+/** @defgroup explain Which kernel, and why
+ *
+ * ..._explain: JSON in buffer[capacity], cut and NUL-terminated: {"operation", "device", "kernel",
+ * "family", "launches", "workspace_bytes", "num_splits", "kernels": [{"name", "family", "rank",
+ * "accepted", "reason"}]}; each kernel that refuses the problem has its own reason. *needed (may be
+ * NULL) gets the whole length with the NUL. A problem that no kernel takes has "kernel": null and
+ * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed;
+ * an architecture that the library does not know is 13. Host only: pointers in the structs are not
+ * read and may be NULL. Since 0.7.0.
+ * @{ */
 
 /** Which kernel cuflash_attention_forward() would take, and why not the others. */
 CUFLASH_API cuflash_status_t cuflash_forward_explain(cuflash_handle_t handle,
@@ -685,17 +705,19 @@ CUFLASH_API int32_t cuflash_kernel_count(void);
  * struct_size. */
 CUFLASH_API cuflash_status_t cuflash_kernel_info(int32_t index, cuflash_kernel_info_t* info);
 
-/* ------------------------------------------------------------------------------------------------
- * Positional functions: dense tensors, plain pointers, the default device (see
- * cuflash_set_default_device). From languages without a header: the pointers are `void *`, the
- * dimensions 32-bit integers, `scale` a float.
+/** @} */
+
+/** @defgroup older Positional functions of releases up to 0.6
  *
- * The six functions of releases up to 0.6. Q, K, V, O, dO, dQ, dK, dV: [batch, heads, seq_len,
- * head_dim] of the named type; L: [batch, heads, seq_len] fp32, required. scale: finite and >= 0, 0
- * means 0. causal: only the low byte is read (it was a bool). Checks in this order: 3 pointers, 1
- * dimensions (all > 0), 6 head_dim (1 to 256; it was 32, 64 or 128), 1 scale; then as the struct
- * calls.
- * --------------------------------------------------------------------------------------------- */
+ * Dense tensors, plain pointers, the default device (see cuflash_set_default_device()). From
+ * languages without a header: the pointers are `void *`, the dimensions 32-bit integers, `scale` a
+ * float.
+ *
+ * Q, K, V, O, dO, dQ, dK, dV: [batch, heads, seq_len, head_dim] of the named type; L: [batch, heads,
+ * seq_len] fp32, required. scale: finite and >= 0, 0 means 0. causal: only the low byte is read (it
+ * was a bool). Checks in this order: 3 pointers, 1 dimensions (all > 0), 6 head_dim (1 to 256; it
+ * was 32, 64 or 128), 1 scale; then as the struct calls.
+ * @{ */
 
 /** Forward in fp32; see above. As in 0.6. */
 CUFLASH_API cuflash_status_t cuflash_attention_forward_f32(const float* Q, const float* K,
@@ -739,9 +761,14 @@ CUFLASH_API cuflash_status_t cuflash_attention_backward_bf16(
     void* dQ, void* dK, void* dV, int32_t batch_size, int32_t num_heads, int32_t seq_len,
     int32_t head_dim, float scale, int32_t causal, cuflash_stream_t stream);
 
-/* Decode of one token: Q and O [batch * heads, 1, head_dim], K and V [batch * heads, seq_len,
- * head_dim], L [batch * heads] fp32, required. num_chunks: parts along the keys, <= 0: choose.
- * Checks as above. Since 0.7.0. */
+/** @} */
+
+/** @defgroup decode_token Positional decode of one token
+ *
+ * Q and O [batch * heads, 1, head_dim], K and V [batch * heads, seq_len, head_dim], L [batch *
+ * heads] fp32, required. num_chunks: parts along the keys, <= 0: choose. Checks as above. Since
+ * 0.7.0.
+ * @{ */
 
 /** Decode in fp32; see above. */
 CUFLASH_API cuflash_status_t cuflash_attention_decode_f32(const float* Q, const float* K,
@@ -767,11 +794,16 @@ CUFLASH_API cuflash_status_t cuflash_attention_decode_bf16(const void* Q, const 
                                                            float scale, int32_t num_chunks,
                                                            cuflash_stream_t stream);
 
-/* Grouped heads and separate lengths: Q and O [batch, heads, len_q, head_dim], K and V [batch,
- * heads_kv, len_k, head_dim], L [batch, heads, len_q] fp32 (forward and decode: may be NULL).
- * causal: 0 none, 1 bottom-right, 2 top-left, else 8. Extents of 0 succeed. decode: K and V are
- * caches of len_k slots, seq_lens (device, [batch] int32, NULL: len_k) their valid keys; num_splits
- * as problem.num_splits. Statuses as the struct calls. Since 0.7.0. */
+/** @} */
+
+/** @defgroup gqa Positional functions with grouped heads
+ *
+ * Separate lengths too: Q and O [batch, heads, len_q, head_dim], K and V [batch, heads_kv, len_k,
+ * head_dim], L [batch, heads, len_q] fp32 (forward and decode: may be NULL). causal: 0 none, 1
+ * bottom-right, 2 top-left, else 8. Extents of 0 succeed. decode: K and V are caches of len_k slots,
+ * seq_lens (device, [batch] int32, NULL: len_k) their valid keys; num_splits as
+ * problem.num_splits. Statuses as the struct calls. Since 0.7.0.
+ * @{ */
 
 /** Forward in fp32 with grouped heads; see above. */
 CUFLASH_API cuflash_status_t cuflash_attention_forward_gqa_f32(
@@ -829,6 +861,8 @@ CUFLASH_API cuflash_status_t cuflash_attention_decode_gqa_bf16(
     const void* Q, const void* K, const void* V, void* O, float* L, const int32_t* seq_lens,
     int32_t batch_size, int32_t num_heads, int32_t num_heads_kv, int32_t len_q, int32_t len_k,
     int32_t head_dim, float scale, int32_t causal, int32_t num_splits, cuflash_stream_t stream);
+
+/** @} */
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -48,6 +48,9 @@ def _text(comment: str | None) -> str:
     if not comment:
         return ""
     body = comment.removeprefix("/**").removeprefix("<").removesuffix("*/")
+    # The begin or the end of a doxygen group documents no declaration.
+    if body.lstrip().startswith(("@defgroup", "@}")):
+        return ""
     lines = (line.strip().removeprefix("*") for line in body.splitlines())
     return " ".join(" ".join(lines).split())
 

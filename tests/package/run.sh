@@ -3,7 +3,7 @@
 #
 # They are installed with dpkg into an empty root of their own, which knows only the packages that
 # they depend on; so the test needs neither root rights nor a network and leaves the machine alone.
-# The consumer is examples/c.
+# The consumers are examples/c and examples/cpp.
 set -euo pipefail
 build=$(realpath "$1")
 source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
@@ -73,14 +73,24 @@ equal "flags once in /usr" \
   "$(env -u PKG_CONFIG_SYSROOT_DIR pkg-config --cflags cuflash | tr -d ' ')" ""
 readelf --version-info "$work/forward" | grep -q 'Name: CUFLASH_0.7' ||
   fail "the consumer does not name the symbol version"
+# shellcheck disable=SC2046  # flags
+c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror "$source/examples/cpp/forward.cpp" \
+  $(pkg-config --cflags --libs cuflash) -o "$work/forward_cpp"
+"$work/forward_cpp"
+# shellcheck disable=SC2046
+echo '#include <cuflash/flash_attention.h>' |
+  c++ -std=c++11 -x c++ -fsyntax-only $(pkg-config --cflags cuflash) -
 
 step "consumer by find_package, from the root and moved elsewhere"
 cp -r "$prefix" "$work/moved"
 for place in "$prefix" "$work/moved"; do
-  cmake -S "$source/examples/c" -B "$place/example" -DCMAKE_PREFIX_PATH="$place" \
-    -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; fail cmake; }
-  cmake --build "$place/example" >"$work/cmake-build.log" 2>&1 || { cat "$work/cmake-build.log"; fail cmake; }
-  env -u LD_LIBRARY_PATH "$place/example/forward"  # finds the library by its RUNPATH
+  for language in cpp c; do
+    example=$place/example/$language
+    cmake -S "$source/examples/$language" -B "$example" -DCMAKE_PREFIX_PATH="$place" \
+      -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; fail cmake; }
+    cmake --build "$example" >"$work/cmake-build.log" 2>&1 || { cat "$work/cmake-build.log"; fail cmake; }
+    env -u LD_LIBRARY_PATH "$example/forward"  # finds the library by its RUNPATH
+  done
 done
 rm -rf "$prefix/example"
 

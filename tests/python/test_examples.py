@@ -26,6 +26,10 @@ def test_numpy_on_the_cpu():
     assert "largest difference" in run("python/numpy_cpu.py")
 
 
+def test_strides():
+    assert "largest difference" in run("python/strides.py")
+
+
 def test_torch_on_a_gpu():
     assert "largest difference" in run("python/torch_cuda.py")
 
@@ -34,5 +38,5 @@ def test_torch_on_a_gpu():
                     reason="the model is not installed (examples/requirements.txt)")
 def test_sentence_similarity():
     output = run("sentence_similarity", "--device", "cpu", "A dog barks at the postman.")
-    assert "fwd_reference_cpu" in output
+    assert "fwd_cpu" in output
     assert "A dog barks at the postman." in output

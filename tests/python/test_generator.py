@@ -143,6 +143,9 @@ REFUSED = {
     "nameless parameter": (function("int32_t"), "without a name"),
     "no prototype": (function(""), "no prototype"),
     "undocumented function": (appended("CUFLASH_API void cuflash_new(void);"), "no doc comment"),
+    "undocumented, first of a group": (
+        appended("/** @defgroup new New\n * @{ */\nCUFLASH_API void cuflash_new(void);\n/** @} */"),
+        "no doc comment"),
     "inline function": (
         appended("/** New. */\nstatic inline int32_t cuflash_new(void) { return 1; }"), "defined"),
     "variable": (appended("/** New. */\nextern int32_t cuflash_new;"), "VAR_DECL"),

@@ -286,11 +286,17 @@ CUFLASH_APPEND_INTERLEAVED = cuflash_append_flag.CUFLASH_APPEND_INTERLEAVED
 class cuflash_operation(IntEnum):
     """Operations, for cuflash_kernel_info."""
 
+    #: cuflash_attention_forward()
     CUFLASH_OPERATION_FORWARD = 1
+    #: cuflash_attention_backward()
     CUFLASH_OPERATION_BACKWARD = 2
+    #: cuflash_attention_decode()
     CUFLASH_OPERATION_DECODE = 3
+    #: cuflash_kv_cache_append()
     CUFLASH_OPERATION_APPEND = 4
+    #: cuflash_merge_states()
     CUFLASH_OPERATION_MERGE = 5
+    #: cuflash_attention_weights()
     CUFLASH_OPERATION_WEIGHTS = 6
 
 
@@ -847,8 +853,8 @@ def cuflash_set_allocator(handle, allocate, release, user):
 @function(None, [cuflash_log_fn, c_void_p, c_int32])
 def cuflash_set_log_callback(callback, user, level):
     """Sends log lines up to `level` to a function instead of the file, for the whole process; NULL
-    goes back to CUFLASH_LOG_LEVEL and CUFLASH_LOG_FILE ("%p" the process id; default stderr). Since
-    0.7.0."""
+    goes back to CUFLASH_LOG_LEVEL and CUFLASH_LOG_FILE (`%p` in it is the process id; default
+    stderr). Since 0.7.0."""
 
 
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_problem_t)])
