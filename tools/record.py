@@ -41,7 +41,7 @@ def run_gtest(program: Path, test_filter: str, wrapper: list[str] = [], env: dic
 
 def run_sharded(program: Path, test_filter: str, env: dict[str, str] = {}) -> list[dict]:
     """As run_gtest, in several processes: the tests' own fp64 reference takes most of the time."""
-    shards = min(12, os.cpu_count() or 1)
+    shards = min(32, 2 * (os.cpu_count() or 1))  # more than processors: they wait for the GPU as well
 
     def shard(index: int) -> list[dict]:
         return run_gtest(program, test_filter, env={**env, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(index)})[0]

@@ -214,12 +214,21 @@ TEST_P(CasesOfDecode, B145_LongContexts) {
       if (GetParam() == Device::kCpu && keys > 131072) continue;
       Case c = make_case(GetParam(), kDecode, {1, 1, 1, 1, keys, 32});
       c.num_splits = splits;
-      on_every_family(c, kEveryDtype, [&](const Case& each) {
+      const auto check = [&](const Case& each) {
         const Results r = run_ok(each, probe(each));
         expect_values(
             "o", r.o, [](auto, auto, auto, auto) { return 1; }, each.dtype);
         expect_lse(r, [&](auto, auto, auto) { return std::log(keys); });
-      });
+      };
+      if (keys <= 131072) {
+        on_every_family(c, kEveryDtype, check);
+        continue;
+      }
+      for (const Dtype dtype :
+           kEveryDtype) {  // a tensor takes seconds to make: the library's choice alone
+        c.dtype = dtype;
+        check(c);
+      }
     }
 }
 

@@ -331,7 +331,7 @@ TEST_P(CasesOfBackward, B83_B90_RepeatedCallsGiveTheSameBits) {
 
 TEST_P(CasesOfBackward, B82_ManySmallBatches) {
   const bool cpu = GetParam() == Device::kCpu;
-  Case c = make_case(GetParam(), kBackward, {cpu ? 8 : 300, 1, 1, cpu ? 100 : 2048, 128, 128});
+  Case c = make_case(GetParam(), kBackward, {cpu ? 8 : 300, 1, 1, cpu ? 100 : 512, 128, 128});
   c.dtype = Dtype::kF16;
   on_every_family(c, {c.dtype}, [](const Case& each) {
     Inputs in = zero_inputs(each);

@@ -14,33 +14,33 @@ constexpr auto kDecode = Operation::kDecode;
 class CasesOfLimits : public DeviceTest {
  protected:
   // q = 0, v = 1 and dO = 1: o is 1 and dv is Sq / Sk in every batch entry and head.
-  void expect_ones(const Case& base) {
-    on_every_family(base, {base.dtype}, [](const Case& c) {
-      Inputs in = zero_inputs(c);
-      set(in.v, [](auto, auto, auto, auto) { return 1; });
-      if (c.operation == kBackward) {
-        set(in.d_o, [](auto, auto, auto, auto) { return 1; });
-        set(in.o, [](auto, auto, auto, auto) { return 1; });
-        set(in.lse,
-            [&](auto, auto, auto, auto) { return static_cast<float>(std::log(c.shape.len_k)); });
-      }
-      const Results r = run_ok(c, in);
-      const auto zero = [](auto, auto, auto, auto) { return 0; };
-      if (c.operation == kBackward) {
-        expect_values("dq", r.dq, zero, c.dtype, 0, 1e-6);
-        expect_values("dk", r.dk, zero, c.dtype, 0, 1e-6);
-        expect_values(
-            "dv", r.dv,
-            [&](auto, auto, auto, auto) {
-              return static_cast<double>(c.shape.len_q) / static_cast<double>(c.shape.len_k);
-            },
-            c.dtype, 2, 1e-6);
-      } else {
-        expect_values(
-            "o", r.o, [](auto, auto, auto, auto) { return 1; }, c.dtype);
-        expect_lse(r, [&](auto, auto, auto) { return std::log(c.shape.len_k); });
-      }
-    });
+  void expect_ones(const Case& base) { on_every_family(base, {base.dtype}, expect_ones_of); }
+
+  static void expect_ones_of(const Case& c) {
+    Inputs in = zero_inputs(c);
+    set(in.v, [](auto, auto, auto, auto) { return 1; });
+    if (c.operation == kBackward) {
+      set(in.d_o, [](auto, auto, auto, auto) { return 1; });
+      set(in.o, [](auto, auto, auto, auto) { return 1; });
+      set(in.lse,
+          [&](auto, auto, auto, auto) { return static_cast<float>(std::log(c.shape.len_k)); });
+    }
+    const Results r = run_ok(c, in);
+    const auto zero = [](auto, auto, auto, auto) { return 0; };
+    if (c.operation == kBackward) {
+      expect_values("dq", r.dq, zero, c.dtype, 0, 1e-6);
+      expect_values("dk", r.dk, zero, c.dtype, 0, 1e-6);
+      expect_values(
+          "dv", r.dv,
+          [&](auto, auto, auto, auto) {
+            return static_cast<double>(c.shape.len_q) / static_cast<double>(c.shape.len_k);
+          },
+          c.dtype, 2, 1e-6);
+    } else {
+      expect_values(
+          "o", r.o, [](auto, auto, auto, auto) { return 1; }, c.dtype);
+      expect_lse(r, [&](auto, auto, auto) { return std::log(c.shape.len_k); });
+    }
   }
 };
 CUFLASH_FOR_DEVICES(CasesOfLimits);
@@ -116,7 +116,11 @@ TEST_P(CasesOfLimits, B66_BatchOrHeadsOf65536) {
                                Shape{1, 65536, 65536, cpu ? 2 : 4, cpu ? 2 : 4, cpu ? 16 : 32}}) {
       Case c = make_case(GetParam(), operation, shape);
       c.dtype = Dtype::kBf16;
-      expect_ones(c);
+      // 671 MB for each tensor of the tests: the kernel that the library takes. P20 runs as many rows on all families.
+      if (shape.head_dim == 80)
+        expect_ones_of(c);
+      else
+        expect_ones(c);
     }
 }
 

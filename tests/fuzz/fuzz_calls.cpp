@@ -1,0 +1,935 @@
+// libFuzzer target: any call through the C ABI is carried out, writing its outputs and nothing else, or is refused with a
+// documented status and a message, having written nothing.
+//
+// An input is a legal problem with some of its fields, sizes and pointers overwritten. Pointers that a call may follow
+// come from a few buffers in the middle of vast unreadable regions: whatever reaches out of a buffer, the library must
+// refuse. Structs and strings lie in allocations of exactly their size, where AddressSanitizer watches.
+#include <fuzzer/FuzzedDataProvider.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cuflash.h"
+
+namespace {
+
+using Input = FuzzedDataProvider;
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "fuzz_calls: %s; last error \"%s\"\n", what, cuflash_last_error());
+  std::abort();
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+enum Buffer { kQ, kK, kV, kO, kLse, kDo, kDq, kDk, kDv, kLengths, kOffsets, kScratch, kBuffers };
+
+class Memory {
+ public:
+  static constexpr size_t kBytes = 16384;
+  static constexpr size_t kReach = size_t{1}
+                                   << 38;  // bytes after a buffer that are certainly unreadable
+
+  Memory() : image_(kBuffers * kBytes) {
+    for (size_t n = 0; n < image_.size(); n += 2) {
+      const uint16_t small_number = static_cast<uint16_t>(0x3c00 + n * 37 % 512);  // in any dtype
+      std::memcpy(&image_[n], &small_number, 2);
+    }
+    for (size_t n = 0; n < 2 * kBytes; n += 4) {
+      const int32_t number = static_cast<int32_t>(n % 44 / 4) - 2;
+      std::memcpy(&image_[kLengths * kBytes + n], &number, 4);
+    }
+    for (int b = 0; b < kBuffers; ++b) {
+      void* region =
+          mmap(nullptr, kRegion, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      require(region != MAP_FAILED, "no address space");
+      // No round distance between two: a claim of 2^40 bytes must not end in the next one.
+      base_[b] =
+          static_cast<char*>(region) + kRegion / 2 + size_t{4096} * 37 * static_cast<size_t>(b * b);
+      require(mprotect(base_[b], kBytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+      restore(b);
+    }
+  }
+
+  char* at(int buffer) const { return base_[buffer]; }
+  char* unreadable() const { return base_[0] + 2 * kBytes; }
+
+  // A pointer that is usually `usual`, else any other kind.
+  void* pick(Input& in, Buffer usual) const {
+    constexpr size_t kOffsetsInside[] = {0, 4, 16, 256, 1, 2, kBytes / 2, kBytes - 4};
+    const uint8_t choice = in.ConsumeIntegral<uint8_t>();
+    if (choice < 208) return base_[usual];
+    if (choice < 216) return nullptr;
+    if (choice < 220) return unreadable();
+    if (choice < 224) return reinterpret_cast<void*>(uintptr_t{64});
+    return base_[choice % kBuffers] + in.PickValueInArray(kOffsetsInside);
+  }
+
+  // What a call that succeeded has written, and what it has read.
+  void wrote(const void* data, size_t bytes) { written_.push_back(locate(data, bytes)); }
+  void read(const void* data, size_t bytes) { read_.push_back(locate(data, bytes)); }
+
+  // Outputs overlap neither each other nor an input, and nothing else has changed; puts the first contents back.
+  void check_and_restore() {
+    std::sort(written_.begin(), written_.end());
+    for (size_t n = 1; n < written_.size(); ++n)
+      require(written_[n - 1].end() <= written_[n].begin, "outputs that overlap");
+    for (const Piece& piece : read_) {
+      const auto next = std::upper_bound(written_.begin(), written_.end(), piece);
+      require(next == written_.end() || piece.end() <= next->begin, "an output over an input");
+      require(next == written_.begin() || std::prev(next)->end() <= piece.begin,
+              "an output over an input");
+    }
+    for (const Piece& piece : written_)
+      std::memcpy(base_[piece.begin / kBytes] + piece.begin % kBytes, &image_[piece.begin],
+                  piece.bytes);
+    written_.clear();
+    read_.clear();
+    for (int b = 0; b < kBuffers; ++b) {
+      const bool same =
+          std::memcmp(base_[b], &image_[static_cast<size_t>(b) * kBytes], kBytes) == 0;
+      require(same, "written outside the outputs, or by a refused call");
+    }
+  }
+
+ private:
+  struct Piece {
+    size_t begin, bytes;  // in the image
+    size_t end() const { return begin + bytes; }
+    bool operator<(const Piece& other) const { return begin < other.begin; }
+  };
+
+  Piece locate(const void* data, size_t bytes) const {
+    const auto* first = static_cast<const char*>(data);
+    for (size_t b = 0; b < kBuffers; ++b) {
+      if (first < base_[b] || first >= base_[b] + kBytes) continue;
+      const auto offset = static_cast<size_t>(first - base_[b]);
+      require(bytes <= kBytes - offset, "a call succeeded beyond the end of a buffer");
+      return {b * kBytes + offset, bytes};
+    }
+    require(false, "a call succeeded outside the buffers");
+    return {};
+  }
+
+  static constexpr size_t kRegion = size_t{1} << 40;
+
+  void restore(int b) { std::memcpy(base_[b], &image_[static_cast<size_t>(b) * kBytes], kBytes); }
+
+  char* base_[kBuffers] = {};
+  std::vector<uint8_t> image_;  // the first contents of all buffers
+  std::vector<Piece> written_, read_;
+};
+
+Memory& memory() {
+  static Memory* const instance = new Memory;
+  return *instance;
+}
+
+// ---- statuses -----------------------------------------------------------------------------------
+
+int log_lines;
+
+// The status of the call before: known, with a message and a log line exactly where it is an error.
+cuflash_status_t checked(cuflash_status_t status) {
+  require(log_lines == (status != CUFLASH_SUCCESS), "log and status disagree");
+  log_lines = 0;
+  require(status >= CUFLASH_SUCCESS && status <= CUFLASH_ERROR_ASYNCHRONOUS, "an unknown status");
+  require(status != CUFLASH_ERROR_INTERNAL, "an internal error");
+  const std::string message = cuflash_last_error();
+  require(message.empty() == (status == CUFLASH_SUCCESS), "message and status disagree");
+  require(cuflash_last_cuda_error() == 0, "a CUDA error of the CPU device");
+  return status;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+int64_t odd_value(Input& in) {
+  constexpr int64_t kExtremes[] = {-1, INT64_MIN, INT64_MAX, 65535, 65536, 70000};
+  switch (in.ConsumeIntegralInRange(0, 3)) {
+    case 0:
+      return in.ConsumeIntegralInRange<int64_t>(-2, 300);
+    case 1:  // at a power of two
+      return (int64_t{1} << in.ConsumeIntegralInRange(0, 62)) + in.ConsumeIntegralInRange(-1, 1);
+    case 2:
+      return in.PickValueInArray(kExtremes);
+    default:
+      return in.ConsumeIntegral<int64_t>();
+  }
+}
+
+// Overwrites some 4- or 8-byte fields.
+template <class T>
+void overwrite_fields(Input& in, T* object) {
+  for (int n = in.ConsumeIntegralInRange(0, 3); n > 0; --n) {
+    const size_t width = in.ConsumeBool() ? 8 : 4;
+    const size_t word = in.ConsumeIntegralInRange<size_t>(0, sizeof(T) / width - 1);
+    const int64_t value = odd_value(in);
+    std::memcpy(reinterpret_cast<char*>(object) + word * width, &value, width);
+  }
+}
+
+uint32_t claimed_size(Input& in, size_t right) {
+  const int64_t sizes[] = {0,
+                           4,
+                           8,
+                           40,
+                           48,
+                           56,
+                           static_cast<int64_t>(right) - 8,
+                           static_cast<int64_t>(right) + 8,
+                           static_cast<int64_t>(right) + 4,
+                           4096,
+                           65536,
+                           65544,
+                           odd_value(in)};
+  if (in.ConsumeIntegral<uint8_t>() < 224) return static_cast<uint32_t>(right);
+  return static_cast<uint32_t>(in.PickValueInArray(sizes));
+}
+
+// A struct as the caller has it: in an allocation of the size that it claims, sometimes NULL.
+template <class T>
+class Passed {
+ public:
+  Passed(Input& in, T object) : seen_{} {
+    object.struct_size = claimed_size(in, sizeof(T));
+    const bool readable = object.struct_size <= 65536;  // the library reads no longer one
+    bytes_.resize(readable && object.struct_size > 8 ? object.struct_size : 8);
+    std::memcpy(bytes_.data(), &object, std::min(bytes_.size(), sizeof(T)));
+    if (bytes_.size() > sizeof(T) && in.ConsumeBool()) bytes_.back() = 1;
+    std::memcpy(&seen_, &object, std::min<size_t>(object.struct_size, sizeof(T)));
+    null_ = in.ConsumeIntegral<uint8_t>() == 255;
+    before_ = bytes_;
+  }
+  ~Passed() { require(bytes_ == before_, "an input struct was written"); }
+  Passed(const Passed&) = delete;
+  Passed& operator=(const Passed&) = delete;
+
+  const T* pointer() const { return null_ ? nullptr : reinterpret_cast<const T*>(bytes_.data()); }
+  const T& seen() const { return seen_; }  // as the library must understand it
+
+ private:
+  std::vector<uint8_t> bytes_, before_;
+  T seen_;
+  bool null_ = false;
+};
+
+const char* kernel_name(Input& in) {
+  static const std::string long_name(3000, 'x');
+  static const char* const kNames[] = {"",
+                                       "cpu",
+                                       "reference",
+                                       "fwd_cpu",
+                                       "bwd_cpu",
+                                       "dec_cpu",
+                                       "fwd_reference_cpu",
+                                       "bwd_reference_cpu",
+                                       "dec_reference_cpu",
+                                       "wmma",
+                                       "fwd_wmma_f16_d64",
+                                       "no such kernel",
+                                       "%s%n",
+                                       long_name.c_str()};
+  return in.ConsumeIntegral<uint8_t>() < 160 ? nullptr : in.PickValueInArray(kNames);
+}
+
+// ---- problems -----------------------------------------------------------------------------------
+
+cuflash_tensor_t make_tensor(Input& in, int64_t heads, int64_t rows, int64_t dim, int32_t dtype) {
+  cuflash_tensor_t t = {};
+  t.dtype = dtype;
+  switch (in.ConsumeIntegralInRange(0, 4)) {
+    case 0:  // [batch, row, head, channel] with a gap
+      t.row_stride = heads * dim + 3, t.head_stride = dim, t.batch_stride = rows * t.row_stride;
+      break;
+    case 1:  // [batch, head, row, channel] with gaps
+      t.row_stride = dim + 1, t.head_stride = rows * t.row_stride + 8,
+      t.batch_stride = heads * t.head_stride;
+      break;
+    case 2:  // repeated
+      break;
+    default:
+      t.flags = CUFLASH_TENSOR_DENSE;
+  }
+  return t;
+}
+
+struct Shape {
+  int64_t batch, heads_q, heads_kv, len_q, len_k, dim;
+  int32_t dtype;
+
+  explicit Shape(Input& in) {
+    constexpr int64_t kDims[] = {1, 3, 8, 16, 40, 64, 128, 256};
+    batch = in.ConsumeIntegralInRange(0, 3);
+    heads_kv = in.ConsumeIntegralInRange(0, 3);
+    heads_q = heads_kv * in.ConsumeIntegralInRange(0, 3);
+    len_q = in.ConsumeIntegralInRange(0, 9);
+    len_k = in.ConsumeIntegralInRange(0, 9);
+    dim = in.PickValueInArray(kDims);
+    dtype = in.ConsumeIntegralInRange(1, 3);
+  }
+};
+
+cuflash_tensor_t row_stats(float* data, int64_t batch_stride, int64_t head_stride,
+                           int64_t row_stride) {
+  cuflash_tensor_t t = {};
+  t.data = data;
+  t.batch_stride = batch_stride, t.head_stride = head_stride, t.row_stride = row_stride;
+  if (batch_stride == 0 && head_stride == 0 && row_stride == 0) t.flags = CUFLASH_TENSOR_DENSE;
+  return t;
+}
+
+// Two kinds of legal calls are kept from running, by a pointer that is refused. Those that take hours, as strides of 0
+// repeat a few keys for ever:
+bool is_heavy(double batch, double heads, double rows, double keys, double dim) {
+  return batch * heads * rows * keys * dim > 300000;
+}
+// and those that end beyond the unreadable memory around a buffer, where anything may lie.
+bool is_far(double elements) { return elements * 4 > Memory::kReach; }
+void* unless_far(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows,
+                 int64_t dim) {
+  const auto b = static_cast<double>(batch), h = static_cast<double>(heads),
+             r = static_cast<double>(rows);
+  const auto d = static_cast<double>(dim);
+  const bool dense = (t.flags & CUFLASH_TENSOR_DENSE) != 0;
+  const double reach = dense ? b * h * r * d
+                             : b * static_cast<double>(t.batch_stride) +
+                                   h * static_cast<double>(t.head_stride) +
+                                   r * static_cast<double>(t.row_stride) + d;
+  return t.data != nullptr && is_far(reach) ? memory().unreadable() : t.data;
+}
+
+int64_t heads_kv_of(const cuflash_problem_t& p) { return p.heads_kv == 0 ? p.heads_q : p.heads_kv; }
+
+cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
+  cuflash_problem_t p = {};
+  p.batch = s.batch, p.heads_q = s.heads_q, p.heads_kv = s.heads_kv;
+  p.len_q = s.len_q, p.len_k = decode ? 0 : s.len_k, p.head_dim = s.dim;
+  p.q = make_tensor(in, s.heads_q, s.len_q, s.dim, s.dtype);
+  p.o = make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
+  if (!decode) {
+    p.k = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+    p.v = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+  }
+  p.mask = in.ConsumeIntegralInRange(0, 1);
+  p.mask_align = in.ConsumeIntegralInRange(0, 3);
+  if (p.mask_align == CUFLASH_ALIGN_OFFSET) p.mask_offset = in.ConsumeIntegralInRange(-9, 9);
+  if (in.ConsumeBool()) {
+    p.flags |= CUFLASH_PROBLEM_WINDOW;
+    p.window_left = in.ConsumeIntegralInRange(-1, 9);
+    p.window_right = in.ConsumeIntegralInRange(-1, 9);
+  }
+  if (in.ConsumeBool()) {
+    p.flags |= CUFLASH_PROBLEM_SCALE_SET;
+    p.scale = in.ConsumeFloatingPointInRange(0.0f, 4.0f);
+  }
+  if (decode) p.num_splits = in.ConsumeIntegralInRange(0, 5);
+  overwrite_fields(in, &p);
+  // Last, so that no other bytes become a pointer that is followed.
+  const Memory& m = memory();
+  p.q.data = m.pick(in, kQ), p.o.data = m.pick(in, kO);
+  p.k.data = decode ? nullptr : m.pick(in, kK);
+  p.v.data = decode ? nullptr : m.pick(in, kV);
+  p.lse = in.ConsumeBool() ? static_cast<float*>(m.pick(in, kLse)) : nullptr;
+  const bool offsets =
+      p.mask_align == CUFLASH_ALIGN_DEVICE_OFFSETS || in.ConsumeIntegral<uint8_t>() == 255;
+  p.mask_offsets = offsets ? static_cast<int32_t*>(m.pick(in, kOffsets)) : nullptr;
+  p.workspace = in.ConsumeBool() ? m.pick(in, kScratch) : nullptr;
+  p.workspace_size = p.workspace == nullptr && in.ConsumeBool()
+                         ? 0
+                         : in.ConsumeIntegralInRange<uint64_t>(0, 20000);
+  p.kernel = kernel_name(in);
+  const int64_t heads_kv = heads_kv_of(p);
+  p.q.data = unless_far(p.q, p.batch, p.heads_q, p.len_q, p.head_dim);
+  p.k.data = unless_far(p.k, p.batch, heads_kv, p.len_k, p.head_dim);
+  p.v.data = unless_far(p.v, p.batch, heads_kv, p.len_k, p.head_dim);
+  p.o.data = unless_far(p.o, p.batch, p.heads_q, p.len_q, p.head_dim);
+  p.lse = static_cast<float*>(
+      unless_far(row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride), p.batch,
+                 p.heads_q, p.len_q, 1));
+  return p;
+}
+
+bool is_empty(int64_t batch, int64_t heads, int64_t rows) {
+  return batch == 0 || heads == 0 || rows == 0;
+}
+
+// f(data, bytes) for each row of a tensor.
+template <class F>
+void for_each_row(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows,
+                  int64_t dim, int64_t item_bytes, F f) {
+  if (is_empty(batch, heads, rows)) return;
+  const bool dense = (t.flags & CUFLASH_TENSOR_DENSE) != 0;
+  const int64_t row_stride = dense ? dim : t.row_stride,
+                head_stride = dense ? rows * dim : t.head_stride,
+                batch_stride = dense ? heads * rows * dim : t.batch_stride;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t r = 0; r < rows; ++r)
+        f(static_cast<char*>(t.data) +
+              (b * batch_stride + h * head_stride + r * row_stride) * item_bytes,
+          static_cast<size_t>(dim * item_bytes));
+}
+
+void wrote(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
+           int64_t item_bytes) {
+  for_each_row(t, batch, heads, rows, dim, item_bytes,
+               [](const void* data, size_t bytes) { memory().wrote(data, bytes); });
+}
+
+void read(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
+          int64_t item_bytes) {
+  for_each_row(t, batch, heads, rows, dim, item_bytes,
+               [](const void* data, size_t bytes) { memory().read(data, bytes); });
+}
+
+int64_t bytes_of(int32_t dtype) { return dtype == CUFLASH_F32 ? 4 : 2; }
+
+cuflash_tensor_t lse_of(const cuflash_problem_t& p) {
+  return row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride);
+}
+
+void wrote_workspace(const cuflash_problem_t& p) {
+  if (p.workspace_size > 0) memory().wrote(p.workspace, p.workspace_size);
+}
+
+// Forward, and decode with the cache's k and v. Without rows a call touches nothing.
+void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cuflash_tensor_t& v,
+                 int64_t len_k) {
+  if (is_empty(p.batch, p.heads_q, p.len_q)) return;
+  const int64_t item = bytes_of(p.q.dtype);
+  read(p.q, p.batch, p.heads_q, p.len_q, p.head_dim, item);
+  read(k, p.batch, heads_kv_of(p), len_k, p.head_dim, item);
+  read(v, p.batch, heads_kv_of(p), len_k, p.head_dim, item);
+  wrote(p.o, p.batch, p.heads_q, p.len_q, p.head_dim, item);
+  if (p.lse != nullptr) wrote(lse_of(p), p.batch, p.heads_q, p.len_q, 1, 4);
+  wrote_workspace(p);
+}
+
+void ran_backward(const cuflash_problem_t& p, const cuflash_gradients_t& g) {
+  const int64_t heads_kv = heads_kv_of(p), item = bytes_of(p.q.dtype);
+  if (is_empty(p.batch, p.heads_q, p.len_q) && is_empty(p.batch, heads_kv, p.len_k)) return;
+  for (const cuflash_tensor_t* t : {&p.q, &p.o, &g.d_o})
+    read(*t, p.batch, p.heads_q, p.len_q, p.head_dim, item);
+  for (const cuflash_tensor_t* t : {&p.k, &p.v})
+    read(*t, p.batch, heads_kv, p.len_k, p.head_dim, item);
+  read(lse_of(p), p.batch, p.heads_q, p.len_q, 1, 4);
+  wrote(g.dq, p.batch, p.heads_q, p.len_q, p.head_dim, item);
+  wrote(g.dk, p.batch, heads_kv, p.len_k, p.head_dim, item);
+  wrote(g.dv, p.batch, heads_kv, p.len_k, p.head_dim, item);
+  wrote_workspace(p);
+}
+
+// ---- handles ------------------------------------------------------------------------------------
+
+struct Allocator {
+  int mode = 0;  // 0 none, 1 right, 2 gives NULL, 3 misaligned
+  int held = 0;
+
+  static void* allocate(void* user, size_t bytes, int32_t device, cuflash_stream_t stream) {
+    auto* self = static_cast<Allocator*>(user);
+    require(device == CUFLASH_DEVICE_CPU && stream == nullptr, "the allocator's arguments");
+    if (self->mode == 2) return nullptr;
+    ++self->held;
+    // Room for the misaligned kind too.
+    char* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
+    return block + (self->mode == 3 ? 8 : 0);
+  }
+  static void release(void* user, void* block, int32_t, cuflash_stream_t) {
+    auto* self = static_cast<Allocator*>(user);
+    --self->held;
+    std::free(static_cast<char*>(block) - (self->mode == 3 ? 8 : 0));
+  }
+};
+
+// A handle of the CPU device for one call, or NULL for the default one.
+class Handle {
+ public:
+  explicit Handle(Input& in) {
+    if (in.ConsumeBool()) return;
+    require(checked(cuflash_create(&handle_, CUFLASH_DEVICE_CPU)) == CUFLASH_SUCCESS,
+            "cuflash_create");
+    // One thread: the same input takes the same way.
+    require(cuflash_set_option(handle_, CUFLASH_OPTION_CPU_THREADS, 1) == CUFLASH_SUCCESS,
+            "one thread");
+    for (const int32_t option : {CUFLASH_OPTION_DETERMINISTIC, CUFLASH_OPTION_BATCH_INVARIANT})
+      checked(cuflash_set_option(handle_, option, in.ConsumeBool()));
+    checked(cuflash_set_kernel(handle_, kernel_name(in)));
+    allocator_.mode = in.ConsumeIntegralInRange(0, 3);
+    if (allocator_.mode != 0)
+      checked(cuflash_set_allocator(handle_, Allocator::allocate, Allocator::release, &allocator_));
+  }
+  ~Handle() {
+    require(allocator_.held == 0, "workspace of the allocator was not given back");
+    checked(cuflash_destroy(handle_));
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  operator cuflash_handle_t() const { return handle_; }
+
+ private:
+  cuflash_handle_t handle_ = nullptr;
+  Allocator allocator_;
+};
+
+cuflash_stream_t pick_stream(Input& in) {  // the CPU device takes NULL alone
+  return in.ConsumeIntegral<uint8_t>() < 240 ? nullptr
+                                             : reinterpret_cast<cuflash_stream_t>(uintptr_t{8});
+}
+
+// ---- entry points -------------------------------------------------------------------------------
+
+// explain's text for a buffer of any length; the status must be that of the call with room enough.
+template <class F>
+void check_explain(Input& in, F explain) {
+  std::vector<char> text(in.ConsumeIntegralInRange<size_t>(0, 300));
+  size_t needed = 0;
+  const cuflash_status_t status =
+      checked(explain(text.empty() ? nullptr : text.data(), text.size(), &needed));
+  if (status != CUFLASH_SUCCESS) return;
+  require(needed > 1, "explain tells no length");
+  if (!text.empty())
+    require(std::strlen(text.data()) == std::min(text.size(), needed) - 1,
+            "explain's text and length disagree");
+  std::vector<char> all(needed);
+  require(explain(all.data(), all.size(), nullptr) == CUFLASH_SUCCESS, "explain changed its mind");
+  require(std::strlen(all.data()) == needed - 1, "explain's length is not that of its text");
+}
+
+// What a query says of a problem that a call has just carried out.
+void check_size(cuflash_status_t call, cuflash_status_t query, const cuflash_problem_t& p,
+                size_t bytes) {
+  if (call != CUFLASH_SUCCESS) return;
+  require(query == CUFLASH_SUCCESS, "the call succeeds, its ..._workspace_size does not");
+  require(p.workspace == nullptr || bytes <= p.workspace_size,
+          "a call took less workspace than it needs");
+}
+
+// Sometimes the workspace is exactly as large as the call needs, or one byte smaller.
+template <class Query>
+void fit_workspace(Input& in, cuflash_problem_t* problem, Query query) {
+  if (in.ConsumeBool()) return;
+  problem->struct_size = sizeof *problem;
+  size_t bytes = 0;
+  if (checked(query(&bytes)) == CUFLASH_SUCCESS && bytes > 0)
+    problem->workspace_size = bytes - in.ConsumeBool();
+}
+
+void fuzz_forward(Input& in) {
+  cuflash_problem_t problem = make_problem(in, Shape(in), false);
+  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, problem.len_k, problem.head_dim))
+    problem.q.data = memory().unreadable();
+  const Passed<cuflash_problem_t> p(in, problem);
+  const Handle handle(in);
+  const cuflash_status_t status =
+      checked(cuflash_attention_forward(handle, p.pointer(), pick_stream(in)));
+  if (status == CUFLASH_SUCCESS) ran_forward(p.seen(), p.seen().k, p.seen().v, p.seen().len_k);
+  size_t bytes = 0;
+  check_size(status, checked(cuflash_forward_workspace_size(handle, p.pointer(), &bytes)), p.seen(),
+             bytes);
+  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
+    return cuflash_forward_explain(handle, p.pointer(), buffer, capacity, needed);
+  });
+  checked(cuflash_preload(handle, p.pointer()));
+}
+
+void fuzz_backward(Input& in) {
+  const Shape s(in);
+  cuflash_problem_t problem = make_problem(in, s, false);
+  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, problem.len_k, problem.head_dim))
+    problem.q.data = memory().unreadable();
+  cuflash_gradients_t gradients = {};
+  gradients.d_o = make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
+  gradients.dq = make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
+  gradients.dk = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+  gradients.dv = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+  overwrite_fields(in, &gradients);
+  gradients.d_o.data = memory().pick(in, kDo), gradients.dq.data = memory().pick(in, kDq);
+  gradients.dk.data = memory().pick(in, kDk), gradients.dv.data = memory().pick(in, kDv);
+  const int64_t heads_kv = heads_kv_of(problem);
+  for (cuflash_tensor_t* t : {&gradients.d_o, &gradients.dq})
+    t->data = unless_far(*t, problem.batch, problem.heads_q, problem.len_q, problem.head_dim);
+  for (cuflash_tensor_t* t : {&gradients.dk, &gradients.dv})
+    t->data = unless_far(*t, problem.batch, heads_kv, problem.len_k, problem.head_dim);
+  gradients.struct_size = sizeof gradients;
+  fit_workspace(in, &problem, [&](size_t* bytes) {
+    return cuflash_backward_workspace_size(nullptr, &problem, &gradients, bytes);
+  });
+  const Passed<cuflash_problem_t> p(in, problem);
+  const Passed<cuflash_gradients_t> g(in, gradients);
+  const Handle handle(in);
+  const cuflash_status_t status =
+      checked(cuflash_attention_backward(handle, p.pointer(), g.pointer(), pick_stream(in)));
+  if (status == CUFLASH_SUCCESS) ran_backward(p.seen(), g.seen());
+  size_t bytes = 0;
+  check_size(status,
+             checked(cuflash_backward_workspace_size(handle, p.pointer(), g.pointer(), &bytes)),
+             p.seen(), bytes);
+  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
+    return cuflash_backward_explain(handle, p.pointer(), g.pointer(), buffer, capacity, needed);
+  });
+}
+
+cuflash_kv_cache_t make_cache(Input& in, const Shape& s) {
+  cuflash_kv_cache_t cache = {};
+  cache.k = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+  cache.v = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
+  cache.max_len = s.len_k;
+  overwrite_fields(in, &cache);
+  cache.k.data = memory().pick(in, kK), cache.v.data = memory().pick(in, kV);
+  cache.lengths = in.ConsumeBool() ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
+  return cache;
+}
+
+void fuzz_decode(Input& in) {
+  const Shape s(in);
+  cuflash_problem_t problem = make_problem(in, s, true);
+  cuflash_kv_cache_t cache = make_cache(in, s);
+  for (cuflash_tensor_t* t : {&cache.k, &cache.v})
+    t->data = unless_far(*t, problem.batch, heads_kv_of(problem), cache.max_len, problem.head_dim);
+  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, cache.max_len, problem.head_dim))
+    problem.q.data = memory().unreadable();
+  cache.struct_size = sizeof cache;
+  fit_workspace(in, &problem, [&](size_t* bytes) {
+    return cuflash_decode_workspace_size(nullptr, &problem, &cache, bytes);
+  });
+  const Passed<cuflash_problem_t> p(in, problem);
+  const Passed<cuflash_kv_cache_t> c(in, cache);
+  const Handle handle(in);
+  const cuflash_status_t status =
+      checked(cuflash_attention_decode(handle, p.pointer(), c.pointer(), pick_stream(in)));
+  if (status == CUFLASH_SUCCESS) ran_forward(p.seen(), c.seen().k, c.seen().v, c.seen().max_len);
+  size_t bytes = 0;
+  check_size(status,
+             checked(cuflash_decode_workspace_size(handle, p.pointer(), c.pointer(), &bytes)),
+             p.seen(), bytes);
+  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
+    return cuflash_decode_explain(handle, p.pointer(), c.pointer(), buffer, capacity, needed);
+  });
+}
+
+void fuzz_merge(Input& in) {
+  const Shape s(in);
+  cuflash_merge_t merge = {};
+  merge.num_parts = in.ConsumeIntegralInRange(0, 4);
+  merge.batch = s.batch, merge.heads = s.heads_q, merge.len = s.len_q, merge.head_dim = s.dim;
+  merge.parts = make_tensor(in, s.heads_q, s.len_q, s.dim, s.dtype);
+  merge.part_stride = in.ConsumeIntegralInRange(0, 1200);
+  merge.lse_part_stride = in.ConsumeIntegralInRange(0, 100);
+  merge.o = make_tensor(in, s.heads_q, s.len_q, s.dim, in.ConsumeIntegralInRange(0, 3));
+  merge.flags = in.ConsumeBool();
+  overwrite_fields(in, &merge);
+  merge.parts.data = memory().pick(in, kQ), merge.o.data = memory().pick(in, kO);
+  merge.lse_parts = static_cast<float*>(memory().pick(in, kScratch));
+  merge.lse = in.ConsumeBool() ? static_cast<float*>(memory().pick(in, kLse)) : nullptr;
+  const auto parts = static_cast<double>(merge.num_parts);
+  if (is_heavy(merge.batch, merge.heads, merge.len, merge.num_parts, merge.head_dim) ||
+      is_far(parts * static_cast<double>(merge.part_stride)) ||
+      is_far(parts * static_cast<double>(merge.lse_part_stride)))
+    merge.parts.data = memory().unreadable();
+  merge.parts.data = unless_far(merge.parts, merge.batch, merge.heads, merge.len, merge.head_dim);
+  merge.o.data = unless_far(merge.o, merge.batch, merge.heads, merge.len, merge.head_dim);
+  const auto stats = [&](const float* data) {
+    return static_cast<float*>(
+        unless_far(row_stats(const_cast<float*>(data), merge.lse_batch_stride,
+                             merge.lse_head_stride, merge.lse_row_stride),
+                   merge.batch, merge.heads, merge.len, 1));
+  };
+  merge.lse_parts = stats(merge.lse_parts);
+  merge.lse = stats(merge.lse);
+  const Passed<cuflash_merge_t> m(in, merge);
+  const Handle handle(in);
+  const cuflash_status_t status =
+      checked(cuflash_merge_states(handle, m.pointer(), pick_stream(in)));
+  if (status != CUFLASH_SUCCESS) return;
+  const cuflash_merge_t& seen = m.seen();
+  wrote(seen.o, seen.batch, seen.heads, seen.len, seen.head_dim,
+        bytes_of(seen.o.dtype == 0 ? seen.parts.dtype : seen.o.dtype));
+  if (seen.lse != nullptr)
+    wrote(row_stats(seen.lse, seen.lse_batch_stride, seen.lse_head_stride, seen.lse_row_stride),
+          seen.batch, seen.heads, seen.len, 1, 4);
+}
+
+void fuzz_append_and_weights(Input& in) {
+  const Shape s(in);
+  const Passed<cuflash_kv_cache_t> cache(in, make_cache(in, s));
+  cuflash_kv_append_t append = {};
+  overwrite_fields(in, &append);
+  const Passed<cuflash_kv_append_t> a(in, append);
+  const Passed<cuflash_problem_t> p(in, make_problem(in, s, false));
+  cuflash_weights_t weights = {};
+  overwrite_fields(in, &weights);
+  const Passed<cuflash_weights_t> w(in, weights);
+  const Handle handle(in);
+  size_t bytes = 0;
+  checked(cuflash_kv_cache_append(handle, cache.pointer(), a.pointer(), pick_stream(in)));
+  checked(cuflash_append_workspace_size(handle, cache.pointer(), a.pointer(), &bytes));
+  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
+    return cuflash_append_explain(handle, cache.pointer(), a.pointer(), buffer, capacity, needed);
+  });
+  checked(cuflash_attention_weights(handle, p.pointer(), w.pointer(), pick_stream(in)));
+}
+
+void fuzz_workspace_prepare(Input& in) {
+  void* workspace = memory().pick(in, kScratch);
+  const size_t bytes = in.ConsumeBool() ? in.ConsumeIntegralInRange<size_t>(0, Memory::kBytes)
+                                        : static_cast<size_t>(odd_value(in));
+  if (bytes > Memory::kReach) workspace = memory().unreadable();
+  const Handle handle(in);
+  if (checked(cuflash_workspace_prepare(handle, workspace, bytes, pick_stream(in))) ==
+          CUFLASH_SUCCESS &&
+      bytes > 0)
+    memory().wrote(workspace, bytes);
+  checked(cuflash_trim(handle));
+}
+
+// ---- positional functions
+
+int32_t pick_dimension(Input& in, int32_t small_limit) {
+  if (in.ConsumeIntegral<uint8_t>() < 240) return in.ConsumeIntegralInRange(0, small_limit);
+  return static_cast<int32_t>(odd_value(in));
+}
+
+struct Positional {
+  int32_t batch, heads, heads_kv, len_q, len_k, dim;
+  float scale;
+  int32_t mask, splits;
+  void *q, *k, *v, *o, *d_o, *dq, *dk, *dv;
+  float* lse;
+  const int32_t* lengths;
+  cuflash_stream_t stream;
+  int dtype;  // 0 f32, 1 f16, 2 bf16
+
+  explicit Positional(Input& in) {
+    batch = pick_dimension(in, 3), heads_kv = pick_dimension(in, 3);
+    heads = in.ConsumeBool() ? heads_kv : pick_dimension(in, 9);
+    len_q = pick_dimension(in, 9), len_k = pick_dimension(in, 9), dim = pick_dimension(in, 70);
+    constexpr float kScales[] = {0.125f, 0, 1, -1, __builtin_inff(), __builtin_nanf("")};
+    scale = in.PickValueInArray(kScales);
+    mask = pick_dimension(in, 2), splits = pick_dimension(in, 4);
+    const Memory& m = memory();
+    q = m.pick(in, kQ), k = m.pick(in, kK), v = m.pick(in, kV), o = m.pick(in, kO);
+    d_o = m.pick(in, kDo), dq = m.pick(in, kDq), dk = m.pick(in, kDk), dv = m.pick(in, kDv);
+    lse = static_cast<float*>(m.pick(in, kLse));
+    lengths = static_cast<int32_t*>(m.pick(in, kLengths));
+    stream = pick_stream(in);
+    dtype = in.ConsumeIntegralInRange(0, 2);
+    const double rows = std::max(len_q, len_k), most_heads = std::max(heads, heads_kv);
+    if (is_heavy(batch, heads, len_q, rows, dim)) q = m.unreadable();
+    if (is_far(batch * most_heads * rows * dim)) q = k = dk = m.unreadable();
+  }
+
+  void wrote_rows(void* data, int32_t head_count, int32_t rows) const {
+    cuflash_tensor_t t = {};
+    t.data = data;
+    t.flags = CUFLASH_TENSOR_DENSE;
+    wrote(t, batch, head_count, rows, dim, dtype == 0 ? 4 : 2);
+  }
+  void wrote_lse(int32_t rows) const {
+    if (lse != nullptr) wrote(row_stats(lse, 0, 0, 0), batch, heads, rows, 1, 4);
+  }
+};
+
+// The function of the problem's dtype, with arguments that f32 takes as float* and the others as void*.
+#define CUFLASH_CALL(name, p, ...)                  \
+  ((p).dtype == 0   ? call(name##_f32, __VA_ARGS__) \
+   : (p).dtype == 1 ? call(name##_f16, __VA_ARGS__) \
+                    : call(name##_bf16, __VA_ARGS__))
+
+template <class... Parameters, class... Arguments>
+cuflash_status_t call(cuflash_status_t (*function)(Parameters...), Arguments... arguments) {
+  return checked(function((Parameters)(arguments)...));  // NOLINT: void* to float* and to const
+}
+
+void fuzz_positional_forward(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_forward, p, p.q, p.k, p.v, p.o, p.lse, p.batch, p.heads,
+                   p.len_q, p.dim, p.scale, p.mask, p.stream) == CUFLASH_SUCCESS) {
+    p.wrote_rows(p.o, p.heads, p.len_q);
+    p.wrote_lse(p.len_q);
+  }
+}
+
+void fuzz_positional_backward(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_backward, p, p.q, p.k, p.v, p.o, p.lse, p.d_o, p.dq, p.dk,
+                   p.dv, p.batch, p.heads, p.len_q, p.dim, p.scale, p.mask,
+                   p.stream) == CUFLASH_SUCCESS)
+    for (void* gradient : {p.dq, p.dk, p.dv}) p.wrote_rows(gradient, p.heads, p.len_q);
+}
+
+void fuzz_positional_decode(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_decode, p, p.q, p.k, p.v, p.o, p.lse, p.batch, p.heads,
+                   p.len_k, p.dim, p.scale, p.splits, p.stream) == CUFLASH_SUCCESS) {
+    p.wrote_rows(p.o, p.heads, 1);
+    p.wrote_lse(1);
+  }
+}
+
+void fuzz_gqa_forward(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_forward_gqa, p, p.q, p.k, p.v, p.o, p.lse, p.batch, p.heads,
+                   p.heads_kv, p.len_q, p.len_k, p.dim, p.scale, p.mask,
+                   p.stream) == CUFLASH_SUCCESS) {
+    p.wrote_rows(p.o, p.heads, p.len_q);
+    p.wrote_lse(p.len_q);
+  }
+}
+
+void fuzz_gqa_backward(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_backward_gqa, p, p.q, p.k, p.v, p.o, p.lse, p.d_o, p.dq, p.dk,
+                   p.dv, p.batch, p.heads, p.heads_kv, p.len_q, p.len_k, p.dim, p.scale, p.mask,
+                   p.stream) == CUFLASH_SUCCESS) {
+    p.wrote_rows(p.dq, p.heads, p.len_q);
+    for (void* gradient : {p.dk, p.dv}) p.wrote_rows(gradient, p.heads_kv, p.len_k);
+  }
+}
+
+void fuzz_gqa_decode(Input& in) {
+  const Positional p(in);
+  if (CUFLASH_CALL(cuflash_attention_decode_gqa, p, p.q, p.k, p.v, p.o, p.lse, p.lengths, p.batch,
+                   p.heads, p.heads_kv, p.len_q, p.len_k, p.dim, p.scale, p.mask, p.splits,
+                   p.stream) == CUFLASH_SUCCESS) {
+    p.wrote_rows(p.o, p.heads, p.len_q);
+    p.wrote_lse(p.len_q);
+  }
+}
+
+// ---- everything else
+
+template <class T>
+void check_init(cuflash_status_t (*init)(T*, size_t), Input& in) {
+  const size_t size = claimed_size(in, sizeof(T));
+  std::vector<uint8_t> object(std::min<size_t>(size, 65544), 0xcc);
+  T* pointer = object.empty() ? nullptr : reinterpret_cast<T*>(object.data());
+  const cuflash_status_t status = checked(init(pointer, size));
+  if (status != CUFLASH_SUCCESS) {
+    for (const uint8_t byte : object) require(byte == 0xcc, "a refused init wrote");
+    return;
+  }
+  uint32_t struct_size = 0;
+  std::memcpy(&struct_size, object.data(), 4);
+  require(struct_size == size, "init's struct_size");
+  for (size_t n = 4; n < object.size(); ++n) require(object[n] == 0, "init left a byte");
+}
+
+void fuzz_inits(Input& in) {
+  check_init(cuflash_problem_init, in);
+  check_init(cuflash_gradients_init, in);
+  check_init(cuflash_kv_cache_init, in);
+  check_init(cuflash_kv_append_init, in);
+  check_init(cuflash_merge_init, in);
+  check_init(cuflash_weights_init, in);
+}
+
+void fuzz_handles(Input& in) {
+  cuflash_handle_t handle = nullptr;
+  const auto device = static_cast<int32_t>(in.ConsumeBool() ? -1 : odd_value(in));
+  const cuflash_status_t created = checked(cuflash_create(&handle, device));
+  require((created == CUFLASH_SUCCESS) == (handle != nullptr), "cuflash_create and its handle");
+  for (int n = in.ConsumeIntegralInRange(0, 4); n > 0; --n) {
+    const auto key =
+        static_cast<int32_t>(in.ConsumeBool() ? in.ConsumeIntegralInRange(0, 6) : odd_value(in));
+    const int64_t value = odd_value(in);
+    int64_t minimum = 1, maximum = 0, read = 0;
+    const bool known = checked(cuflash_option_bounds(key, &minimum, &maximum)) == CUFLASH_SUCCESS;
+    const bool set = checked(cuflash_set_option(handle, key, value)) == CUFLASH_SUCCESS;
+    require(set == (handle != nullptr && known && value >= minimum && value <= maximum),
+            "an option and its bounds");
+    require((checked(cuflash_get_option(handle, key, &read)) == CUFLASH_SUCCESS) == known,
+            "a known option");
+    require(!set || read == value, "an option that was set");
+  }
+  checked(cuflash_set_kernel(handle, kernel_name(in)));
+  checked(cuflash_set_allocator(handle, in.ConsumeBool() ? Allocator::allocate : nullptr,
+                                in.ConsumeBool() ? Allocator::release : nullptr, nullptr));
+  checked(cuflash_preload(handle, nullptr));
+  checked(cuflash_trim(handle));
+  checked(cuflash_destroy(handle));
+  checked(cuflash_create(nullptr, device));
+  checked(cuflash_set_default_device(static_cast<int32_t>(odd_value(in))));
+  require(checked(cuflash_set_default_device(CUFLASH_DEVICE_CPU)) == CUFLASH_SUCCESS,
+          "the CPU as default device");
+}
+
+void fuzz_texts(Input& in) {
+  const auto number = static_cast<int32_t>(odd_value(in));
+  require(*cuflash_status_name(number) != '\0' && *cuflash_error_string(number) != '\0',
+          "a status without text");
+  std::vector<uint8_t> bytes(
+      std::min<size_t>(claimed_size(in, sizeof(cuflash_kernel_info_t)), 65544) + 8);
+  const auto size =
+      static_cast<uint32_t>(bytes.size() - 8);  // 8 more: the field itself must be there
+  std::memcpy(bytes.data(), &size, 4);
+  const auto index =
+      in.ConsumeBool() ? in.ConsumeIntegralInRange(0, cuflash_kernel_count()) : number;
+  const cuflash_status_t status =
+      checked(cuflash_kernel_info(index, reinterpret_cast<cuflash_kernel_info_t*>(bytes.data())));
+  require(status != CUFLASH_SUCCESS || (index >= 0 && index < cuflash_kernel_count()),
+          "a kernel that is not there");
+  for (size_t n = size < 4 ? 4 : size; n < bytes.size(); ++n)
+    require(bytes[n] == 0, "info beyond struct_size");
+  checked(cuflash_kernel_info(index, nullptr));
+  // The message of that last refusal, into any length.
+  std::vector<char> text(in.ConsumeIntegralInRange<size_t>(0, 100));
+  const size_t length = cuflash_last_error_copy(text.empty() ? nullptr : text.data(), text.size());
+  require(length == std::strlen(cuflash_last_error()), "the length of the message");
+  require(text.empty() || std::strlen(text.data()) == std::min(text.size() - 1, length),
+          "the copied message");
+  int32_t version[3] = {-1, -1, -1};
+  cuflash_version(&version[0], in.ConsumeBool() ? &version[1] : nullptr, &version[2]);
+  require(version[0] >= 0 && cuflash_abi_version() >= 0 && *cuflash_build_info() != '\0',
+          "version");
+}
+
+constexpr void (*kEntryPoints[])(Input&) = {fuzz_forward,
+                                            fuzz_backward,
+                                            fuzz_decode,
+                                            fuzz_merge,
+                                            fuzz_append_and_weights,
+                                            fuzz_workspace_prepare,
+                                            fuzz_positional_forward,
+                                            fuzz_positional_backward,
+                                            fuzz_positional_decode,
+                                            fuzz_gqa_forward,
+                                            fuzz_gqa_backward,
+                                            fuzz_gqa_decode,
+                                            fuzz_inits,
+                                            fuzz_handles,
+                                            fuzz_texts};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  // How the library learns that a pointer leads nowhere; where that is forbidden it cannot.
+  char byte;
+  const iovec local = {&byte, 1}, remote = {memory().unreadable(), 1};
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) >= 0 || errno != EFAULT) {
+    std::printf("skipped: process_vm_readv is not possible here\n");
+    std::exit(77);
+  }
+  // Not in the inputs: each callback stays allocated, as another thread may still run it.
+  for (const int32_t level : {INT32_MIN, 0, 3, INT32_MAX, int32_t{CUFLASH_LOG_ERROR}})
+    cuflash_set_log_callback([](void*, int32_t, const char* text) { log_lines += *text != '\0'; },
+                             nullptr, level);
+  require(checked(cuflash_set_default_device(CUFLASH_DEVICE_CPU)) == CUFLASH_SUCCESS,
+          "the CPU as default");
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input in(data, size);
+  in.PickValueInArray(kEntryPoints)(in);
+  memory().check_and_restore();
+  return 0;
+}
