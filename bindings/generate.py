@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from generator import every_name, layout_asserts, python, version_script
+from generator import every_name, julia, layout_asserts, python, rust, version_script
 from generator.header import HeaderError, read_header
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,11 @@ def outputs(api: dict) -> dict[str, str]:
     """Path below the output directory -> content."""
     return {
         "bindings/cuflash.json": to_json(api) + "\n",
+        "bindings/julia/CUFlash.jl/src/raw.jl": julia.emit(api),
+        "bindings/julia/CUFlash.jl/test/layouts.jl": julia.emit_layout(api),
         "bindings/python/cuflash/_raw.py": python.emit(api),
+        "bindings/rust/cuflash-sys/src/bindings.rs": rust.emit(api),
+        "bindings/rust/cuflash/src/enums.rs": rust.emit_enums(api),
         "src/api/cuflash.map": version_script.emit(api),
         "tests/abi/every_name.c": every_name.emit(api),
         "tests/abi/layout_asserts.c": layout_asserts.emit(api),

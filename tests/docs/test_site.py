@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 API = json.loads((ROOT / "bindings" / "cuflash.json").read_text())
 # What the pages include beside docs/ itself.
-SOURCES = ["docs", "include", "examples", "CHANGELOG.md", "CONTRIBUTING.md"]
+SOURCES = ["docs", "include", "examples", "bindings/rust/cuflash/examples",
+           "bindings/julia/CUFlash.jl/examples", "CHANGELOG.md", "CONTRIBUTING.md"]
 
 if not shutil.which("doxygen"):
     pytest.skip("doxygen is not installed", allow_module_level=True)
@@ -80,8 +81,8 @@ def test_everything_of_the_header_is_documented(site):
 
 def test_pages_are_there(site):
     pages = {path.stem for path in (site / "html").glob("*.html")}
-    assert {"install", "quick_start", "conventions", "errors", "cpp", "reference", "glossary",
-            "demo"} <= pages
+    assert {"install", "quick_start", "conventions", "errors", "python", "cpp", "rust", "julia", "reference",
+            "glossary", "demo"} <= pages
     logs = {path.stem for path in (ROOT / "docs" / "log").glob("*.md")}
     assert logs == {path.stem for path in (site / "html" / "log").glob("*.html")}
 

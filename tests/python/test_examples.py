@@ -26,6 +26,14 @@ def test_numpy_on_the_cpu():
     assert "largest difference" in run("python/numpy_cpu.py")
 
 
+def test_arrays():
+    assert "largest difference" in run("python/arrays.py")
+
+
+def test_torch_training():
+    assert "largest difference" in run("python/torch_training.py")
+
+
 def test_strides():
     assert "largest difference" in run("python/strides.py")
 

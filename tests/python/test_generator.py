@@ -9,8 +9,10 @@ import sys
 
 import cuflash
 import pytest
+import rust_items
 from arrays import run_python
 from conftest import ROOT
+from julia_process import JULIA, MISSING, PACKAGE, julia
 
 HEADER = (ROOT / "include" / "cuflash.h").read_text()
 END = "#ifdef __cplusplus\n} /* extern"
@@ -60,9 +62,9 @@ def test_check_finds_a_stale_output(tmp_path):
     assert "+    cuflash_trim;" in check.stderr
 
 
-def test_changed_header(run_on, tmp_path):
-    """A new function, field, constant, enum and struct come out everywhere."""
-    text = changed(
+def with_new_things() -> str:
+    """The header with a new function, field, constant, enum and struct."""
+    return changed(
         ("} cuflash_weights_t;", "  float* extra; /**< a new field */\n} cuflash_weights_t;"),
         ("  CUFLASH_LOG_CALLS = 3 ", "  CUFLASH_LOG_NOISE = 4,\n  CUFLASH_LOG_CALLS = 3 "),
         (END, """
@@ -77,7 +79,11 @@ typedef struct cuflash_sample {
 /** A new function, with "quotes". */
 CUFLASH_API cuflash_status_t cuflash_sample_take(cuflash_sample_t* sample, float weight);
 """ + END))
-    run = run_on(text)
+
+
+def test_changed_header(run_on, tmp_path):
+    """What is new comes out everywhere."""
+    run = run_on(with_new_things())
     assert run.returncode == 0, run.stderr
     api = json.loads((tmp_path / "bindings" / "cuflash.json").read_text())
     assert api["functions"][-1]["name"] == "cuflash_sample_take"
@@ -110,6 +116,47 @@ else:
     raise AssertionError("the library cannot have this function")
 """, CUFLASH_LIBRARY=cuflash.library_path())
     assert imported.returncode == 0, imported.stderr
+
+
+@pytest.mark.skipif(not shutil.which("rustc"), reason="rustc is not installed")
+def test_changed_header_in_rust(run_on, tmp_path):
+    """The file compiles, with its asserts of sizes and offsets, and has what is new."""
+    assert run_on(with_new_things()).returncode == 0
+    crates = tmp_path / "bindings" / "rust"
+    found = rust_items.items(crates / "cuflash-sys" / "src" / "bindings.rs", tmp_path)
+    assert found["cuflash_sample_take"] == \
+        'unsafe extern "C" fn(*mut cuflash_sample, f32) -> i32'
+    assert found["cuflash_sample.colours"] == "[i32; 3], 12 bytes at 4"
+    assert found["cuflash_weights.extra"].startswith("*mut f32, 8 bytes at ")
+    assert (found["CUFLASH_BLUE"], found["CUFLASH_LOG_NOISE"]) == ("-2", "4")
+    assert "sys::CUFLASH_LOG_NOISE => Self::Noise" in \
+        (crates / "cuflash" / "src" / "enums.rs").read_text()
+
+
+@pytest.mark.skipif(JULIA is None, reason=MISSING)
+def test_changed_header_in_julia(run_on, tmp_path):
+    """What is new is there, and the sizes are what the header's are."""
+    assert run_on(with_new_things()).returncode == 0
+    package = tmp_path / "package"
+    shutil.copytree(PACKAGE, package)
+    shutil.copytree(tmp_path / "bindings" / "julia" / "CUFlash.jl", package, dirs_exist_ok=True)
+    printed = julia("-e", f"""
+        using CUFlash
+        using CUFlash: Raw
+        @assert startswith(pathof(CUFlash), {json.dumps(str(package))})
+        sample = Raw.cuflash_sample_t(colours = (1, 2, 3))
+        @assert (sample.struct_size, sample.colours, sample.name) == (24, (1, 2, 3), C_NULL)
+        @assert Raw.CUFLASH_BLUE === Int32(-2) && Raw.CUFLASH_LOG_NOISE === Int32(4)
+        @assert Raw.cuflash_weights_t(extra = Ptr{{Float32}}(8)).extra == Ptr{{Float32}}(8)
+        try
+            Raw.cuflash_sample_take(Ref(sample), 1.0)
+        catch error
+            print(error.msg)
+        end
+        include({json.dumps(str(package / "test" / "layouts.jl"))})
+        @assert all(sizeof(type) == size for (type, size, _) in LAYOUTS)
+    """, package=package)
+    assert "too old: it has no cuflash_sample_take" in printed
 
 
 def function(parameters: str, returned: str = "cuflash_status_t") -> str:

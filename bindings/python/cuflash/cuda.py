@@ -36,6 +36,8 @@ _SIGNATURES = {
     "cuMemcpyHtoD_v2": [c_uint64, c_void_p, c_size_t],
     "cuMemcpyDtoH_v2": [c_void_p, c_uint64, c_size_t],
     "cuMemsetD8_v2": [c_uint64, c_ubyte, c_size_t],
+    "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
+    "cuStreamSynchronize": [c_void_p],
     "cuGetErrorString": [c_int, c_void_p],
 }
 
@@ -91,6 +93,19 @@ def describe() -> str:
         return f"none ({error})"
     driver = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     return f"{', '.join(names) or 'none'} ({driver})"
+
+
+def device_of(pointer: int) -> int:
+    """The ordinal of the device that the memory at an address belongs to."""
+    ordinal = c_int()
+    _call("cuPointerGetAttribute", byref(ordinal), 9, pointer)  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return ordinal.value
+
+
+def synchronize(ordinal: int, stream: int | None) -> None:
+    """Waits for the work on a device's stream."""
+    with Device(ordinal):
+        _call("cuStreamSynchronize", stream)
 
 
 class Buffer:
@@ -172,3 +187,17 @@ class Device:
 
     def synchronize(self) -> None:
         _call("cuCtxSynchronize")
+
+
+class Allocation(Buffer):
+    """Device memory that outlives any `with` block; freed with the object."""
+
+    def __init__(self, ordinal: int, nbytes: int):
+        self.ordinal, self.ptr = ordinal, 0
+        with Device(ordinal):
+            super().__init__(nbytes)
+
+    def __del__(self) -> None:
+        if self.ptr:
+            with Device(self.ordinal):
+                self.free()

@@ -1,0 +1,62 @@
+# Attention in a sliding window with grouped heads, its gradients by strides, and one token more over a
+# cache; checked against plain Julia.
+#
+#     julia --project=bindings/julia/CUFlash.jl bindings/julia/CUFlash.jl/examples/attention.jl
+#
+# The arrays are on the CPU. With CuArrays the calls are the same.
+
+# [attention]
+using CUFlash
+
+# Six query heads read two heads of keys and values; a row sees itself and the 15 keys before it.
+q = randn(Float32, 64, 100, 6, 1)    # head_dim, length, heads, batch
+k = randn(Float32, 64, 100, 2, 1)
+v = randn(Float32, 64, 100, 2, 1)
+o, lse = attention(q, k, v; causal = true, window = (15, nothing))
+# [attention]
+
+# [backward]
+d_o = randn(Float32, size(o))
+dq, dk, dv = attention_backward(d_o, q, k, v, o, lse; causal = true, window = (15, nothing))
+# [backward]
+
+# [strides]
+# What a projection makes: (D, head, token). Nothing is copied; the axes only change their names.
+packed = randn(Float32, 64, 6, 100)
+tokens = PermutedDimsArray(reshape(packed, 64, 6, 100, 1), (1, 3, 2, 4))    # (D, S, H, B)
+from_tokens, _ = attention(tokens, k, v; causal = true)
+# [strides]
+
+# [decode]
+# The newest token over a cache with room for 128, of which 100 are there.
+cache_k, cache_v = zeros(Float32, 64, 128, 2, 1), zeros(Float32, 64, 128, 2, 1)
+cache_k[:, 1:100, :, :] = k
+cache_v[:, 1:100, :, :] = v
+newest, _ = decode(view(q, :, 100:100, :, :), cache_k, cache_v; lengths = Int32[100])
+# [decode]
+
+"One row with a loop over the keys that it sees."
+function expected(q, k, v, row, head, keys)
+    weights = [exp(sum(q[:, row, head, 1] .* k[:, j, cld(head, 3), 1]) / 8) for j in keys]
+    return sum(weights[n] * v[:, j, cld(head, 3), 1] for (n, j) in enumerate(keys)) / sum(weights)
+end
+
+worst = maximum(
+    maximum(abs.(got - expected(queries, k, v, row, head, keys)))
+    for head in 1:6, row in (1, 50, 100)
+    for (got, queries, keys) in (
+        (o[:, row, head, 1], q, max(1, row - 15):row),
+        (from_tokens[:, row, head, 1], tokens, 1:row),
+        (newest[:, 1, head, 1], view(q, :, fill(100, 100), :, :), 1:100),
+    )
+)
+
+# The gradient of sum(o .* d_o) along one element of k, by a difference.
+step = zeros(Float32, size(k))
+step[7, 42, 2, 1] = 1e-2
+loss(k) = sum(Float64.(first(attention(q, k, v; causal = true, window = (15, nothing))) .* d_o))
+slope = (loss(k + step) - loss(k - step)) / 2e-2
+
+println(CUFlash.build_info())
+println("largest error ", worst, ", gradient ", dk[7, 42, 2, 1], " and by a difference ", slope)
+worst < 1e-4 && abs(slope - dk[7, 42, 2, 1]) < 1e-2 || error("attention is wrong")

@@ -1,0 +1,15 @@
+# julia --project=bindings/julia/CUFlash.jl bindings/julia/CUFlash.jl/test/runtests.jl
+
+using CUFlash, Random, Test
+using CUFlash: Raw
+
+include("reference.jl")
+
+@testset "CUFlash" begin
+    include("raw.jl")
+    include("numerics.jl")
+    include("errors.jl")
+    include("handles.jl")
+    include("library.jl")
+    include("cuda.jl")
+end

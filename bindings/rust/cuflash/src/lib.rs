@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+
+pub use cuflash_sys as sys;
+
+mod element;
+mod enums;
+mod error;
+mod handle;
+mod library;
+mod merge;
+mod problem;
+mod view;
+
+pub use element::{Bf16, Element, F16};
+pub use enums::{LogLevel, Operation, Setting, Status};
+pub use error::{Error, Result};
+pub use handle::{Device, Handle, Launch, Stream};
+pub use library::{build_info, kernels, set_logger, unset_logger, version, Kernel};
+pub use merge::{merge, LseBase};
+pub use problem::{Align, Attention, Cache, Decode, Gradients, Keys, Problem};
+pub use view::{Buffer, BufferMut, Place, Tensor, TensorMut, View, ViewMut};

@@ -1,0 +1,10 @@
+//! The tests of the crate, one program: those of a GPU say why they do nothing where there is none.
+
+mod cpu;
+mod driver;
+mod elements;
+mod errors;
+mod gpu;
+mod library;
+mod reference;
+mod threads;

@@ -1,0 +1,70 @@
+"""The operations on arrays, here of NumPy on the CPU device: forward, backward, a cache, parts merged.
+
+python examples/python/arrays.py    with the package installed, or PYTHONPATH=bindings/python
+"""
+
+import sys
+
+import numpy as np
+
+import cuflash
+
+
+def attend(q, k, v):
+    """q [B, Hq, S, D], k and v [B, Hkv, Sk, D], of any strides with contiguous channels."""
+    return cuflash.attention(q, k, v, causal=True)
+
+
+def attend_within(q, k, v, out):
+    """The same in the order [B, S, H, D], each row sees 128 keys, into memory of the caller."""
+    return cuflash.attention(q, k, v, causal=True, window=(127, 0), layout="bshd", out=out)
+
+
+def train(q, k, v, d_o):
+    o, lse = cuflash.attention(q, k, v, causal=True, return_lse=True)
+    dq, dk, dv = cuflash.attention_backward(d_o, q, k, v, o, lse, causal=True)
+    return o, dq, dk, dv
+
+
+def generate(q, k_cache, v_cache, lengths):
+    """One new token of each sequence, already appended to its cache; lengths int32 [B] count it."""
+    return cuflash.decode(q, k_cache, v_cache, lengths=lengths)
+
+
+def attend_in_parts(q, k, v):
+    """Disjoint sets of keys, as several devices or a shared prefix would have them."""
+    half = k.shape[2] // 2
+    parts = [cuflash.attention(q, k[:, :, keys], v[:, :, keys], return_lse=True)
+             for keys in (slice(0, half), slice(half, None))]
+    o, lse = cuflash.merge_states(*(np.stack(x) for x in zip(*parts)))
+    return o
+
+
+def main() -> int:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 8, 60, 64), dtype=np.float32)
+    k, v = rng.standard_normal((2, 2, 2, 100, 64), dtype=np.float32)  # 4 query heads share each
+    o = attend(q, k, v)
+
+    flip = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+    within = attend_within(*flip, out=np.empty((2, 60, 8, 64), np.float32))
+    errors = [np.abs(within.transpose(0, 2, 1, 3) - o).max()]  # a window of 128 hides none of 100 keys
+    d_o = np.ones_like(o)
+    again, dq, dk, dv = train(q, k, v, d_o)
+    errors += [np.abs(again - o).max()]
+    token = generate(q[:, :, -1:], k, v, np.array([100, 100], np.int32))
+    errors += [np.abs(token - o[:, :, -1:]).max()]
+    whole = cuflash.attention(q, k, v)
+    errors += [np.abs(attend_in_parts(q, k, v) - whole).max()]
+
+    try:
+        cuflash.attention(q, k[:, :, :, :32], v)
+    except ValueError as error:  # cuflash.ArgumentError, with .status and .name
+        print(error)
+    print(f"kernel {cuflash.explain('forward', q, k, v, causal=True)['kernel']}: "
+          f"largest difference between the ways {max(errors):.1e}")
+    return 0 if max(errors) < 1e-5 and dq.shape == q.shape and dk.shape == dv.shape == k.shape else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

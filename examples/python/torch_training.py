@@ -1,0 +1,70 @@
+"""A PyTorch module whose attention is cuflash: trained, compiled, and replayed from a CUDA graph.
+
+python examples/python/torch_training.py    with the package installed, or PYTHONPATH=bindings/python
+
+Exits with 77, which test runners take as skipped, where there is no torch.
+"""
+
+import sys
+
+try:
+    import torch
+except ImportError:
+    print("skipped: torch is not installed")
+    sys.exit(77)
+
+import cuflash
+from cuflash import torch as cuflash_torch
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.project = torch.nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # views [B, S, H, D]
+        return cuflash_torch.attention(q, k, v, causal=True, layout="bshd").flatten(2)
+
+
+def reference(module: SelfAttention, x):
+    q, k, v = module.project(x).unflatten(-1, (3, module.heads, -1)).permute(2, 0, 3, 1, 4)
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return o.transpose(1, 2).flatten(2)
+
+
+def replayed(module: SelfAttention, x):
+    """On a GPU: captured once, then replayed without Python."""
+    with torch.no_grad():
+        module(x)  # kernels are loaded before the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = module(x)
+    graph.replay()
+    return o
+
+
+def main() -> int:
+    has_cuda = any(kernel.built and not kernel.on_cpu for kernel in cuflash.kernels())
+    device = "cuda" if torch.cuda.is_available() and has_cuda else "cpu"
+    torch.manual_seed(0)
+    module = SelfAttention(256, heads=4).to(device)
+    x = torch.randn(2, 100, 256, device=device)
+
+    module(x).square().sum().backward()
+    got = module.project.weight.grad.clone()
+    module.zero_grad()
+    reference(module, x).square().sum().backward()
+    wanted = module.project.weight.grad
+    error = ((got - wanted).abs().max() / wanted.abs().max()).item()
+
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    outputs = [compiled(x), replayed(module, x)] if device == "cuda" else [compiled(x)]
+    error = max([error, *((o - module(x)).abs().max().item() for o in outputs)])
+    print(f"{device}: largest difference from torch and between the ways {error:.1e}")
+    return 0 if error < 1e-4 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
