@@ -7,6 +7,7 @@
 // stored from) and the factors of the next products, rounded to 16 bits.
 #pragma once
 
+#include "attention/base2_softmax.cuh"
 #include "backward/wmma/config.hpp"
 #include "device/element_places.cuh"
 #include "device/ptx/ex2.cuh"
@@ -18,8 +19,6 @@ namespace wmma = nvcuda::wmma;
 
 using device::Accumulator;
 using device::load_fragment;
-
-constexpr float kLog2E = 1.44269504088896340736f;
 
 // product = left * s_right^T; s_right [16 * kCount][kLd]
 template <int kLd, int kChannelFragments, int kCount, class Element>

@@ -1,8 +1,7 @@
 // The table of the scalar forward family. Plain C++: a build without CUDA has the rows, not the kernels.
 #include "forward/scalar/variants.hpp"
 
-#include "common/integer.hpp"
-#include "core/constant_text.hpp"
+#include "core/kernel_rows.hpp"
 #include "core/plans.hpp"
 #include "cuflash_built.hpp"
 #include "forward/scalar/config.hpp"
@@ -24,46 +23,26 @@
 namespace cuflash {
 namespace forward_scalar {
 
-#define CUFLASH_DECLARE(type, dtype, head_dim, rank)                         \
-  Status launch_fwd_scalar_##type##_d##head_dim(const Problem&, const Plan&, \
-                                                const LaunchContext&);       \
-  Status preload_fwd_scalar_##type##_d##head_dim(int device);
+#define CUFLASH_DECLARE(type, dtype, head_dim, rank) \
+  CUFLASH_DECLARE_KERNEL(fwd_scalar_##type##_d##head_dim);
 CUFLASH_FORWARD_SCALAR_ROWS(CUFLASH_DECLARE)
 #undef CUFLASH_DECLARE
 
 namespace {
 
-constexpr int64_t kMaxBlocks = 0x7fffffff;  // of grid.x
-
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  if (problem.dtype != kDtype)
-    return {kDtype == Dtype::kF32   ? "takes f32 only"
-            : kDtype == Dtype::kF16 ? "takes f16 only"
-                                    : "takes bf16 only"};
-  if (problem.head_dim > kHeadDim) return {kAboveBucket<kHeadDim>.data};
-  if (capabilities.shared_memory_per_block < kSharedBytes<kHeadDim>)
-    return {kNeedsSharedBytes<kSharedBytes<kHeadDim>>.data};
-  const int64_t m_tiles = ceil_div(problem.len_q, KernelConfig<kHeadDim>::kTileM);
-  if (m_tiles > 0 && problem.batch * problem.heads_q > kMaxBlocks / m_tiles)
-    return {"more than 2^31 - 1 tiles of query rows"};
-  return {};
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
+  return refuse_more_tiles(problem.batch * problem.heads_q, problem.len_q,
+                           KernelConfig<kHeadDim>::kTileM);
 }
 
-#define CUFLASH_VARIANT_ROW(type, dtype, head_dim, rank)                                  \
-  {"fwd_scalar_" #type "_d" #head_dim,                                                    \
-   "scalar",                                                                              \
-   Operation::kForward,                                                                   \
-   false,                                                                                 \
-   KernelConfig<head_dim>::kTileM,                                                        \
-   KernelConfig<head_dim>::kTileN,                                                        \
-   KernelConfig<head_dim>::kThreads,                                                      \
-   kSharedBytes<head_dim>,                                                                \
-   rank,                                                                                  \
-   accepts<Dtype::dtype, head_dim>,                                                       \
-   plan_nothing,                                                                          \
-   CUFLASH_ENTRY_fwd_scalar_##type##_d##head_dim(launch_fwd_scalar_##type##_d##head_dim), \
-   CUFLASH_ENTRY_fwd_scalar_##type##_d##head_dim(preload_fwd_scalar_##type##_d##head_dim)},
+#define CUFLASH_VARIANT_ROW(type, dtype, head_dim, rank)                             \
+  CUFLASH_KERNEL_ROW(fwd_scalar_##type##_d##head_dim, "scalar", Operation::kForward, \
+                     KernelConfig<head_dim>::kTileM, KernelConfig<head_dim>::kTileN, \
+                     KernelConfig<head_dim>::kThreads, kSharedBytes<head_dim>, rank, \
+                     (accepts<Dtype::dtype, head_dim>), plan_nothing),
 constexpr Variant kRows[] = {CUFLASH_FORWARD_SCALAR_ROWS(CUFLASH_VARIANT_ROW)};
 #undef CUFLASH_VARIANT_ROW
 

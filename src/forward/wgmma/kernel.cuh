@@ -21,8 +21,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "attention/base2_softmax.cuh"
 #include "attention/key_range.hpp"
-#include "attention/online_softmax.hpp"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
 #include "device/once_per_device.hpp"
@@ -43,7 +43,6 @@ using f16 = __half;
 using bf16 = __nv_bfloat16;
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr float kLog2E = 1.44269504088896340736f;
 
 struct TensorMaps {
   CUtensorMap q, k, v, o;
@@ -183,12 +182,7 @@ __device__ void softmax(float (&scores)[kCount], float scale_log2, RowStates& st
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float now = quad_max(fmaxf(m[0][row], m[1][row]));
-    // An unchanged maximum needs no factor, -inf included; a first one has nothing to multiply.
-    factor[row] = 1;
-    if (state.m[row] != now)
-      factor[row] = state.m[row] == negative_infinity()
-                        ? 0
-                        : ptx::ex2_approx_ftz((state.m[row] - now) * scale_log2);
+    factor[row] = rescale_factor(state.m[row], now, scale_log2);
     state.m[row] = now;
     used[row] = now == negative_infinity() ? 0 : now;  // -inf - -inf is no number
   }
