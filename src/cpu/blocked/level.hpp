@@ -206,14 +206,11 @@ CUFLASH_VECTOR void softmax_of(int steps, int vectors, const Visible* visible, f
     float* const column = scores + v * kWidth;
     const Vec before = load(m->x + v * kWidth);
     Vec top = before;
-    Sight sight;
-    if constexpr (kMasked) sight = Sight(*visible, v);
+    const Sight sight = kMasked ? Sight(*visible, v) : Sight();
     for (int s = 0; s < steps; ++s) {
-      Vec score = load(column + s * kLanes);
-      if constexpr (kMasked) {
-        score = sight.of(s) ? score : lowest;
-        store(column + s * kLanes, score);
-      }
+      const Vec raw = load(column + s * kLanes);
+      const Vec score = kMasked ? (sight.of(s) ? raw : lowest) : raw;
+      if constexpr (kMasked) store(column + s * kLanes, score);
       top = maximum(score, top);
     }
     // Where all scores so far are -inf they weigh nothing: -inf - 0, not -inf + inf.
