@@ -297,8 +297,14 @@ class Tensors {
     view->row_stride = dense ? extents.channels : t.row_stride;
     view->head_stride = dense ? extents.rows * extents.channels : t.head_stride;
     view->batch_stride = dense ? extents.heads * extents.rows * extents.channels : t.batch_stride;
-    return add_box(name, t.data, extents, dtype_bytes(dtype), view->batch_stride, view->head_stride,
-                   view->row_stride, dense, role);
+    CUFLASH_TRY(add_box(name, t.data, extents, dtype_bytes(dtype), view->batch_stride,
+                        view->head_stride, view->row_stride, dense, role));
+    // Along an extent of 1 callers may have any stride, and no kernel shall meet one that it cannot take: tensor maps and
+    // asynchronous copies want multiples of 16 bytes also where they step nowhere.
+    if (extents.rows <= 1) view->row_stride = 0;
+    if (extents.heads <= 1) view->head_stride = 0;
+    if (extents.batch <= 1) view->batch_stride = 0;
+    return CUFLASH_SUCCESS;
   }
 
   Status add_row_stats(const char* name, float* data, int64_t batch_stride, int64_t head_stride,

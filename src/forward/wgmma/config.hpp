@@ -19,7 +19,7 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    {64, 3, 128, 2, "wider tiles of keys spill with 160 registers a thread"},
+    {64, 3, 128, 2, "192 keys need 176 registers for S, P and O alone; there are 160"},
     {128, 2, 128, 2, "176 keys take 208 KB"},
 };
 
