@@ -260,7 +260,7 @@ typedef void (*cuflash_free_fn)(void* user, void* memory, int32_t device, cuflas
 
 /** A [batch, head, row, channel] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the strides
  * are ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs only).
- */
+ * Along an extent of 1 any stride that is not negative will do. */
 typedef struct cuflash_tensor {
   void* data;           /**< first element; inputs are not written through it */
   int64_t batch_stride; /**< elements from one batch entry (or page) to the next */

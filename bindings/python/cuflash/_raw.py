@@ -367,7 +367,7 @@ cuflash_free_fn = CFUNCTYPE(None, c_void_p, c_void_p, c_int32, cuflash_stream_t)
 class cuflash_tensor_t(Struct):
     """A [batch, head, row, channel] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the
     strides are ignored; without it they are literal, in elements, not negative, and 0 repeats
-    (inputs only)."""
+    (inputs only). Along an extent of 1 any stride that is not negative will do."""
 
     __slots__ = ()
     _fields_ = [

@@ -256,7 +256,8 @@ const CUFLASH_LOG_CALLS = Int32(3)
 
 """
 A [batch, head, row, channel] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the strides are
-ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs only).
+ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs only). Along
+an extent of 1 any stride that is not negative will do.
 """
 struct cuflash_tensor_t
     # first element; inputs are not written through it

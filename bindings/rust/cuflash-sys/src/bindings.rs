@@ -238,7 +238,7 @@ pub const CUFLASH_LOG_CALLS: cuflash_log_level = 3;
 
 /// A \[batch, head, row, channel\] tensor, 64 bytes for ever. With CUFLASH_TENSOR_DENSE the strides
 /// are ignored; without it they are literal, in elements, not negative, and 0 repeats (inputs
-/// only).
+/// only). Along an extent of 1 any stride that is not negative will do.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct cuflash_tensor {
