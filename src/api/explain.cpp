@@ -89,7 +89,8 @@ Status explain(cuflash_handle_t handle, CheckedProblem* checked, char* buffer, s
     const Refusal refusal = refusal_of(variant, problem, caps);
     text.add(
         "%s{\"name\": \"%s\", \"family\": \"%s\", \"rank\": %d, \"accepted\": %s, \"reason\": ",
-        separator, variant.name, variant.family, variant.rank, refusal ? "false" : "true");
+        separator, variant.name, variant.family, rank_of(variant, problem),
+        refusal ? "false" : "true");
     if (refusal)
       text.add("\"%s\"}", refusal.reason);
     else

@@ -52,23 +52,40 @@ Status fail_unknown_kernel(const VariantTables& tables, const char* name, const 
               source, name, list);
 }
 
-Status select(const VariantTables& tables, const Problem& problem, const Capabilities& caps,
-              const char* forced, const char* source, const Variant** chosen) {
-  const bool any = forced == nullptr || forced[0] == '\0';
-  if (!any && !is_kernel_name(tables, forced)) return fail_unknown_kernel(tables, forced, source);
+namespace {
+
+// Of those with the name, or of all; null if none accepts.
+const Variant* find_best(const VariantTables& tables, const Problem& problem,
+                         const Capabilities& caps, const char* forced) {
+  const unsigned operation = 1u << static_cast<unsigned>(problem.operation);
   const Variant* best = nullptr;
-  const Variant* refuser = nullptr;  // the forced variant that comes nearest to the problem
+  int best_rank = -1;
+  for (size_t i = 0; i < tables.count; ++i) {
+    const VariantSpan& span = tables.spans[i];
+    // Rows are passed over unseen where they can be: the caller's launch has emptied the caches, and reading one row of
+    // each of 80 kernels took longer than the rest of the choice.
+    if (!(span.operations & operation) || span.on_cpu != caps.is_cpu || span.best_rank <= best_rank)
+      continue;
+    for (size_t j = 0; j < span.count; ++j) {
+      const Variant& variant = span.data[j];
+      if (variant.rank <= best_rank || (forced != nullptr && !named(variant, forced))) continue;
+      const int rank = rank_of(variant, problem);
+      if (rank <= best_rank || refusal_of(variant, problem, caps)) continue;
+      best = &variant, best_rank = rank;
+    }
+  }
+  return best;
+}
+
+// Why none of them accepts, in the words of the one that comes nearest to the problem.
+Status fail_all_refuse(const VariantTables& tables, const Problem& problem,
+                       const Capabilities& caps, const char* forced, const char* source) {
+  const Variant* refuser = nullptr;
   const char* reason = nullptr;
   int refusers = 0, not_built = 0;
   for_each_variant(tables, [&](const Variant& variant) {
-    if (!any && !named(variant, forced)) return;
-    // Most variants are passed over here: asking all of them took a third of the checks' time.
-    if (best != nullptr && variant.rank <= best->rank) return;
+    if (forced != nullptr && !named(variant, forced)) return;
     const Refusal refusal = refusal_of(variant, problem, caps);
-    if (!refusal) {
-      best = &variant;
-      return;
-    }
     if (variant.operation != problem.operation || variant.on_cpu != caps.is_cpu) {
       if (refuser == nullptr) refuser = &variant, reason = refusal.reason;
       return;
@@ -78,16 +95,26 @@ Status select(const VariantTables& tables, const Problem& problem, const Capabil
     not_built += missing;
     if (refuser == nullptr || refusers == 1 || missing) refuser = &variant, reason = refusal.reason;
   });
-  *chosen = best;
-  if (best != nullptr) return CUFLASH_SUCCESS;
   const Status status = not_built > 0 ? CUFLASH_ERROR_NOT_BUILT : CUFLASH_ERROR_UNSUPPORTED;
   if (refuser == nullptr) return fail(status, "this library holds no kernel for the operation");
-  if (any)
+  if (forced == nullptr)
     return fail(status,
                 "no kernel takes this problem; %s: %s (the explain function lists all reasons)",
                 refuser->name, reason);
   return fail(status, "%s asks for \"%.64s\"; %s: %s%s", source, forced, refuser->name, reason,
               refusers > 1 ? " (the explain function lists all reasons)" : "");
+}
+
+}  // namespace
+
+Status select(const VariantTables& tables, const Problem& problem, const Capabilities& caps,
+              const char* forced, const char* source, const Variant** chosen) {
+  if (forced != nullptr && forced[0] == '\0') forced = nullptr;
+  *chosen = find_best(tables, problem, caps, forced);
+  if (*chosen != nullptr) return CUFLASH_SUCCESS;
+  if (forced != nullptr && !is_kernel_name(tables, forced))
+    return fail_unknown_kernel(tables, forced, source);
+  return fail_all_refuse(tables, problem, caps, forced, source);
 }
 
 }  // namespace cuflash

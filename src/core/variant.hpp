@@ -46,11 +46,40 @@ struct Variant {
   Status (*launch)(const Problem&, const Plan&, const LaunchContext&);
   // Loads the kernels on the current device and sets their attributes; null: nothing to load.
   Status (*preload)(int device);
+  // The preference where it depends on the problem, at most `rank`; null: `rank`.
+  int (*rank_for)(const Problem&) = nullptr;
 };
 
+constexpr Variant with_rank_for(Variant variant, int (*rank_for)(const Problem&)) {
+  variant.rank_for = rank_for;
+  return variant;
+}
+
+inline int rank_of(const Variant& variant, const Problem& problem) {
+  return variant.rank_for != nullptr ? variant.rank_for(problem) : variant.rank;
+}
+
+// A table, and what all its rows have in common, so that a choice need not look at each of them.
 struct VariantSpan {
-  const Variant* data;
-  size_t count;
+  const Variant* data = nullptr;
+  size_t count = 0;
+  unsigned operations = 0;  // bits 1 << operation of those that have a row
+  bool on_cpu = false;
+  int best_rank = 0;
 };
+
+// The rows are all of one device.
+constexpr VariantSpan span_of(const Variant* rows, size_t count) {
+  VariantSpan span = {rows, count, 0, count > 0 && rows[0].on_cpu, 0};
+  for (size_t i = 0; i < count; ++i) {
+    span.operations |= 1u << static_cast<unsigned>(rows[i].operation);
+    if (rows[i].rank > span.best_rank) span.best_rank = rows[i].rank;
+  }
+  return span;
+}
+template <size_t kRows>
+constexpr VariantSpan span_of(const Variant (&rows)[kRows]) {
+  return span_of(rows, kRows);
+}
 
 }  // namespace cuflash

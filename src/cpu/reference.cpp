@@ -66,7 +66,7 @@ constexpr Variant kRows[] = {
 
 }  // namespace
 
-extern const VariantSpan kCpuReference = {kRows, sizeof kRows / sizeof kRows[0]};
+extern const VariantSpan kCpuReference = span_of(kRows);
 
 Status merge_states_cpu(const MergeProblem& p, const LaunchContext& context) {
   return dispatch_dtype(p.parts.dtype, [&](auto in) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <set>
 #include <sstream>
 #include <string>
@@ -50,16 +51,20 @@ Problem problem_of(Operation operation, Dtype dtype, int64_t head_dim) {
 class Tables {
  public:
   Tables() {
-    for_each_variant(all_variants(), [&](Variant variant) {
-      if (variant.launch == nullptr)
-        variant.launch = [](const Problem&, const Plan&, const LaunchContext&) -> Status {
-          return CUFLASH_SUCCESS;
-        };
-      rows_.push_back(variant);
-    });
-    span_ = {rows_.data(), rows_.size()};
+    const VariantTables all = all_variants();
+    for (size_t i = 0; i < all.count; ++i) {
+      tables_.emplace_back(all.spans[i].data, all.spans[i].data + all.spans[i].count);
+      for (Variant& variant : tables_.back()) {
+        if (variant.launch == nullptr)
+          variant.launch = [](const Problem&, const Plan&, const LaunchContext&) -> Status {
+            return CUFLASH_SUCCESS;
+          };
+        rows_.push_back(variant);
+      }
+      spans_.push_back(span_of(tables_.back().data(), tables_.back().size()));
+    }
   }
-  VariantTables get() const { return {&span_, 1}; }
+  VariantTables get() const { return {spans_.data(), spans_.size()}; }
   std::string choice(const Problem& p, const Capabilities& c, const char* forced = nullptr) const {
     const Variant* chosen = nullptr;
     const Status status = select(get(), p, c, forced, "the test", &chosen);
@@ -68,8 +73,9 @@ class Tables {
   const std::vector<Variant>& rows() const { return rows_; }
 
  private:
+  std::deque<std::vector<Variant>> tables_;
+  std::vector<VariantSpan> spans_;
   std::vector<Variant> rows_;
-  VariantSpan span_;
 };
 
 TEST(Tables, NamesAreUniqueAndFollowTheScheme) {
@@ -84,6 +90,21 @@ TEST(Tables, NamesAreUniqueAndFollowTheScheme) {
     EXPECT_NE(v.accepts, nullptr);
     EXPECT_NE(v.plan, nullptr);
   });
+}
+
+// Selection passes over rows and whole tables by what it knows of them.
+TEST(Tables, AreOfOneDeviceAndNoRowIsPreferredMoreThanItsRank) {
+  const VariantTables all = all_variants();
+  for (size_t i = 0; i < all.count; ++i)
+    for (size_t j = 0; j < all.spans[i].count; ++j) {
+      const Variant& v = all.spans[i].data[j];
+      EXPECT_EQ(v.on_cpu, all.spans[i].on_cpu) << v.name;
+      for (const int64_t len : {0, 1, 64, 65, 4096}) {
+        Problem p = problem_of(v.operation, Dtype::kF16, 64);
+        p.len_q = p.len_k = len;
+        EXPECT_LE(rank_of(v, p), v.rank) << v.name;
+      }
+    }
 }
 
 TEST(Tables, AreThoseOfTheBuild) {
@@ -153,6 +174,14 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   other = p;
   other.len_k = 0;
   EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+
+  // Few queries and keys are faster elsewhere; who asks for wgmma gets it.
+  Problem few = problem_of(Operation::kForward, Dtype::kBf16, 64);
+  few.len_q = few.len_k = 64;
+  EXPECT_EQ(choice(few, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(tables.choice(few, gpu(90, k227KB), "wgmma"), "fwd_wgmma_bf16_d64");
+  few.len_k = 65;
+  EXPECT_EQ(choice(few, 90), "fwd_wgmma_bf16_d64");
 }
 
 // f32, and what has no tensor cores.
@@ -319,7 +348,7 @@ Variant row(const char* name, const char* family, int rank,
 }
 
 Status choose(const std::vector<Variant>& rows, const char* forced, const Variant** chosen) {
-  const VariantSpan span = {rows.data(), rows.size()};
+  const VariantSpan span = span_of(rows.data(), rows.size());
   return select({&span, 1}, problem_of(Operation::kForward, Dtype::kF16, 64), gpu(90, k227KB),
                 forced, "the test", chosen);
 }

@@ -16,6 +16,6 @@ constexpr Variant kRows[] = {
 
 }  // namespace
 
-extern const VariantSpan kBackwardReference = {kRows, 1};
+extern const VariantSpan kBackwardReference = span_of(kRows);
 
 }  // namespace cuflash

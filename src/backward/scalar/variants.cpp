@@ -51,7 +51,6 @@ constexpr Variant kRows[] = {CUFLASH_BACKWARD_SCALAR_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace backward_scalar
 
-extern const VariantSpan kBackwardScalar = {
-    backward_scalar::kRows, sizeof backward_scalar::kRows / sizeof backward_scalar::kRows[0]};
+extern const VariantSpan kBackwardScalar = span_of(backward_scalar::kRows);
 
 }  // namespace cuflash

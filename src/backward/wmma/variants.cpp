@@ -50,7 +50,6 @@ constexpr Variant kRows[] = {CUFLASH_BACKWARD_WMMA_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace backward_wmma
 
-extern const VariantSpan kBackwardWmma = {
-    backward_wmma::kRows, sizeof backward_wmma::kRows / sizeof backward_wmma::kRows[0]};
+extern const VariantSpan kBackwardWmma = span_of(backward_wmma::kRows);
 
 }  // namespace cuflash

@@ -47,7 +47,6 @@ constexpr Variant kRows[] = {
 }  // namespace
 }  // namespace cpu_blocked
 
-extern const VariantSpan kCpuBlocked = {cpu_blocked::kRows,
-                                        sizeof cpu_blocked::kRows / sizeof cpu_blocked::kRows[0]};
+extern const VariantSpan kCpuBlocked = span_of(cpu_blocked::kRows);
 
 }  // namespace cuflash

@@ -16,6 +16,6 @@ constexpr Variant kRows[] = {
 
 }  // namespace
 
-extern const VariantSpan kDecodeReference = {kRows, 1};
+extern const VariantSpan kDecodeReference = span_of(kRows);
 
 }  // namespace cuflash

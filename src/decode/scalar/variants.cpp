@@ -55,7 +55,6 @@ constexpr Variant kRows[] = {CUFLASH_DECODE_SCALAR_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace decode_scalar
 
-extern const VariantSpan kDecodeScalar = {
-    decode_scalar::kRows, sizeof decode_scalar::kRows / sizeof decode_scalar::kRows[0]};
+extern const VariantSpan kDecodeScalar = span_of(decode_scalar::kRows);
 
 }  // namespace cuflash

@@ -50,7 +50,6 @@ constexpr Variant kRows[] = {CUFLASH_DECODE_WMMA_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace decode_wmma
 
-extern const VariantSpan kDecodeWmma = {decode_wmma::kRows,
-                                        sizeof decode_wmma::kRows / sizeof decode_wmma::kRows[0]};
+extern const VariantSpan kDecodeWmma = span_of(decode_wmma::kRows);
 
 }  // namespace cuflash

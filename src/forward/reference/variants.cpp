@@ -16,6 +16,6 @@ constexpr Variant kRows[] = {
 
 }  // namespace
 
-extern const VariantSpan kForwardReference = {kRows, 1};
+extern const VariantSpan kForwardReference = span_of(kRows);
 
 }  // namespace cuflash

@@ -49,7 +49,6 @@ constexpr Variant kRows[] = {CUFLASH_FORWARD_SCALAR_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace forward_scalar
 
-extern const VariantSpan kForwardScalar = {
-    forward_scalar::kRows, sizeof forward_scalar::kRows / sizeof forward_scalar::kRows[0]};
+extern const VariantSpan kForwardScalar = span_of(forward_scalar::kRows);
 
 }  // namespace cuflash

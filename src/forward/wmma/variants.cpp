@@ -51,7 +51,6 @@ constexpr Variant kRows[] = {CUFLASH_FORWARD_WMMA_ROWS(CUFLASH_VARIANT_ROW)};
 }  // namespace
 }  // namespace forward_wmma
 
-extern const VariantSpan kForwardWmma = {
-    forward_wmma::kRows, sizeof forward_wmma::kRows / sizeof forward_wmma::kRows[0]};
+extern const VariantSpan kForwardWmma = span_of(forward_wmma::kRows);
 
 }  // namespace cuflash
