@@ -36,17 +36,12 @@ def test_broken_library(tmp_path):
     assert run.returncode != 0 and str(broken) in run.stderr
 
 
-def test_another_library():
-    run = run_python("import cuflash", CUFLASH_LIBRARY="libc.so.6")
-    assert run.returncode != 0 and "libc.so.6: another library" in run.stderr
-
-
 def test_closed_handle():
     """A closed handle is an error: as NULL it would be the default device."""
     handle = cuflash.Handle(raw.CUFLASH_DEVICE_CPU)
     handle.close()
     handle.close()
-    with pytest.raises(ctypes.ArgumentError):
+    with pytest.raises(ctypes.ArgumentError, match="the handle is closed"):
         raw.cuflash_trim(handle)
 
 

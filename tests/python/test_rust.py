@@ -9,54 +9,23 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import cuflash
 import pytest
 import rust_items
+from cargo_process import CRATES, FOUND, MISSING, cargo, link_library, must_pass
 from conftest import ROOT
-from stub_library import build_stub
 
-CRATES = ROOT / "bindings" / "rust"
 BINDINGS = CRATES / "cuflash-sys" / "src" / "bindings.rs"
 HEADER = ROOT / "include" / "cuflash.h"
 
-
-def cargo_version() -> tuple[int, ...]:
-    if not shutil.which("cargo"):
-        return ()
-    output = subprocess.run(["cargo", "--version"], text=True, capture_output=True).stdout
-    return tuple(map(int, re.findall(r"\d+", output)[:2]))
-
-
-NEEDED = tuple(map(int, re.search(
-    r'rust-version = "(\d+)\.(\d+)"', (CRATES / "Cargo.toml").read_text()).groups()))
-if cargo_version() < NEEDED:
-    pytest.skip(f"no cargo of version {'.'.join(map(str, NEEDED))} or newer",
-                allow_module_level=True)
+if not FOUND:
+    pytest.skip(MISSING, allow_module_level=True)
 
 needs_bindgen = pytest.mark.skipif(not shutil.which("bindgen"), reason="bindgen is not installed")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    """A directory that holds the library under the names of linkers and loaders."""
-    directory = tmp_path_factory.mktemp("lib")
-    for name in ("libcuflash.so", "libcuflash.so.0"):
-        (directory / name).symlink_to(Path(cuflash.library_path()).resolve())
-    return directory
-
-
-def cargo(library: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "CUFLASH_LIB_DIR": str(library), "LD_LIBRARY_PATH": str(library),
-                   "CARGO_TARGET_DIR": str(ROOT / "build" / "rust"), "CARGO_PROFILE_DEV_DEBUG": "0",
-                   **environment}
-    command, *rest = arguments
-    return subprocess.run(["cargo", command, "--offline", "--locked", *rest], cwd=CRATES,
-                          env=environment, text=True, capture_output=True)
-
-
-def must_pass(run: subprocess.CompletedProcess) -> str:
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+    return link_library(tmp_path_factory.mktemp("lib"))
 
 
 # ---- the raw layer -----------------------------------------------------------------------------
@@ -127,19 +96,6 @@ def test_library_of_pkg_config(build_script, tmp_path):
 def test_library_of_the_system(build_script):
     for missing in ("false", "no-such-program"):
         assert searched(build_script, PKG_CONFIG=missing, CUFLASH_LIB_DIR="") == []
-
-
-@pytest.mark.parametrize("stub, message", [
-    ({"cuflash_abi_version": 1}, "has ABI 1; these bindings are for ABI 0"),
-    ({"minor": 6}, "is version 0.6.0; these bindings need 0.7 or newer"),
-], ids=["newer ABI", "older version"])
-def test_another_library(library, tmp_path, api, stub, message):
-    build_stub(tmp_path, api, **stub)
-    must_pass(cargo(library, "build", "--example", "attention"))
-    program = ROOT / "build" / "rust" / "debug" / "examples" / "attention"
-    run = subprocess.run([program], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-                         text=True, capture_output=True)
-    assert run.returncode == 1 and message in run.stderr
 
 
 # ---- cargo -------------------------------------------------------------------------------------

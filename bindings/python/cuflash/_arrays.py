@@ -384,4 +384,7 @@ def stream_address(stream: Any) -> int | None:
         return stream.__cuda_stream__()[1]
     for attribute in ("cuda_stream", "ptr", "handle"):
         stream = getattr(stream, attribute, stream)
-    return getattr(stream, "value", stream)  # Numba's handle is a c_void_p
+    address = getattr(stream, "value", stream)  # Numba's handle is a c_void_p
+    if not isinstance(address, (int, type(None))):
+        raise TypeError(f"stream: {type(address).__name__} is no stream")
+    return address

@@ -7,7 +7,7 @@ from typing import Any, Callable, Sequence
 
 from . import _problem, _raw as raw
 from ._arrays import Array, Arrays, refuse
-from ._errors import check
+from ._errors import check, integer
 from ._handle import Handle, handle_of
 from ._library import Struct
 from ._problem import heads_first, in_layout
@@ -123,7 +123,7 @@ def explain(operation: str, *arguments: Any, target_arch: int = 0, **options: An
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"operation: {operation!r}; one of {', '.join(known)}")
     if not in_c:
         call = _BUILDERS[operation](*arguments, query=True, **options)
-        call.structs[0].target_arch = target_arch
+        call.structs[0].target_arch = integer("target_arch", target_arch, 32)
         arguments = (None if target_arch else call.handle, *call.structs)
     query = getattr(raw, f"cuflash_{operation}_explain")
     needed = ctypes.c_size_t()
@@ -141,6 +141,8 @@ class _Call:
 
     def __init__(self, arrays: Arrays, handle: Handle | None, *structs: Struct):
         self.arrays = arrays
+        if not isinstance(handle, (Handle, type(None))):
+            raise TypeError(f"handle: {type(handle).__name__} is no cuflash.Handle")
         self.handle = handle or handle_of(arrays.device)
         self.structs = structs
 
@@ -197,7 +199,7 @@ def _decode(q, k_cache, v_cache, *, lengths=None, num_splits=0, out=None, lse=No
         arrays.add_output("lse", q.shape[:3], "f32")
     problem, cache = _problem.decode(
         q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), arrays.get("lengths"), layout,
-        num_splits=num_splits, **_options(arrays, q.shape[0], **options))
+        num_splits=integer("num_splits", num_splits, 32), **_options(arrays, q.shape[0], **options))
     return _Call(arrays, handle, problem, cache)
 
 

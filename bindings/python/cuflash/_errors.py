@@ -63,6 +63,13 @@ def error(status: int, message: str) -> Error:
     return _CLASSES.get(status, Error)(status, message)
 
 
+def integer(name: str, value: int, bits: int = 64) -> int:
+    """The value, where the C API has so many bits for it: ctypes would drop the others."""
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise error(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: {value}; {bits} bits")
+    return value
+
+
 def check(status: int) -> None:
     """Raises Error for a status other than 0; the message is this thread's, so call it at once."""
     if status:

@@ -4,7 +4,14 @@ from __future__ import annotations
 import ctypes
 
 from . import _raw as raw
-from ._errors import check
+from ._errors import check, integer
+
+
+class _Closed:
+    """What ctypes gets of a handle without one of its own: an error, for a NULL would be the default device."""
+
+    def __get__(self, handle, kind):
+        raise ValueError("the handle is closed")
 
 
 class Handle:
@@ -12,14 +19,16 @@ class Handle:
 
     device: a CUDA ordinal, raw.CUFLASH_DEVICE_CPU or raw.CUFLASH_DEVICE_CURRENT."""
 
+    _as_parameter_ = _Closed()  # until a handle is made, and after it is closed
+
     def __init__(self, device: int):
         self._callbacks: tuple = ()  # ctypes callbacks live as long as Python holds them
         handle = raw.cuflash_handle_t()
-        check(raw.cuflash_create(ctypes.byref(handle), device))
+        check(raw.cuflash_create(ctypes.byref(handle), integer("device", device, 32)))
         self._as_parameter_ = handle
 
     def set_option(self, key: int, value: int) -> None:
-        check(raw.cuflash_set_option(self, key, value))
+        check(raw.cuflash_set_option(self, integer("key", key, 32), integer("value", value)))
 
     def set_kernel(self, name: str | None) -> None:
         check(raw.cuflash_set_kernel(self, name.encode() if name else None))
@@ -34,7 +43,6 @@ class Handle:
         self._callbacks = callbacks
 
     def close(self) -> None:
-        # Without the attribute ctypes refuses the object; a NULL would be the default device.
         handle = self.__dict__.pop("_as_parameter_", None)
         if handle is not None:
             check(raw.cuflash_destroy(handle))

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import _raw as raw
 from ._arrays import FLOATS, View, refuse, spelled
+from ._errors import integer
 
 LAYOUTS = ("bhsd", "bshd")
 _ALIGNMENTS = {"bottom-right": raw.CUFLASH_ALIGN_BOTTOM_RIGHT, "top-left": raw.CUFLASH_ALIGN_TOP_LEFT}
@@ -89,15 +90,15 @@ def options(causal: bool, scale: float | None, window: tuple | None, align: str 
         fields["flags"] |= raw.CUFLASH_PROBLEM_SCALE_SET
     if window is not None:
         left, right = window
-        fields["window_left"] = -1 if left is None else left
-        fields["window_right"] = -1 if right is None else right
+        fields["window_left"] = -1 if left is None else integer("window_left", left)
+        fields["window_right"] = -1 if right is None else integer("window_right", right)
         fields["flags"] |= raw.CUFLASH_PROBLEM_WINDOW
     if isinstance(align, View):
         fields["mask_align"] = raw.CUFLASH_ALIGN_DEVICE_OFFSETS
         fields["mask_offsets"] = integers(align, batch)
     elif isinstance(align, int):
         fields["mask_align"] = raw.CUFLASH_ALIGN_OFFSET
-        fields["mask_offset"] = align
+        fields["mask_offset"] = integer("align", align)
     elif align in _ALIGNMENTS:
         fields["mask_align"] = _ALIGNMENTS[align]
     else:
@@ -152,6 +153,7 @@ def merge(parts: View, lse_parts: View, o: View, lse: View, base2: bool,
           layout: str) -> raw.cuflash_merge_t:
     num_parts, batch, heads, len_, head_dim = parts.shape
     check_shape(o, parts.shape[1:], layout)
+    lse_fields = row_stats(lse_parts, parts.shape[:4], "lse_parts", "lse")
     check_shape(lse, parts.shape[1:4])
     if lse.strides != lse_parts.strides[1:]:
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE,
@@ -159,6 +161,5 @@ def merge(parts: View, lse_parts: View, o: View, lse: View, base2: bool,
     return raw.cuflash_merge_t.new(
         flags=raw.CUFLASH_MERGE_LSE_BASE2 if base2 else 0,
         num_parts=num_parts, batch=batch, heads=heads, len=len_, head_dim=head_dim,
-        parts=tensor(parts), part_stride=parts.strides[0], o=tensor(o),
-        **row_stats(lse_parts, parts.shape[:4], "lse_parts", "lse"),
+        parts=tensor(parts), part_stride=parts.strides[0], o=tensor(o), **lse_fields,
         lse_part_stride=lse_parts.strides[0], lse=lse.pointer)

@@ -60,9 +60,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: f
         _problem.check_layout(layout)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     arguments = (q, k, v, *_arguments(causal, scale, window, align))
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         o, lse = _attention_forward(*arguments)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    elif _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         o, lse = _Attention.apply(*arguments)
     else:
         with _BelowAutograd():
@@ -82,7 +82,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, lengths: Tensor | Non
         _problem.check_layout(layout)
         q, k_cache, v_cache = q.transpose(1, 2), k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     arguments = (q, k_cache, v_cache, lengths, num_splits, *_arguments(causal, scale, window, align))
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if _is_compiling() or _is_grad_enabled():
         o, lse = _decode(*arguments)  # and a gradient is refused
     else:
         with _BelowAutograd():
@@ -95,12 +95,15 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, lengths: Tensor | Non
 def _arguments(causal: bool, scale: float | None, window: tuple | None, align: str | int) -> tuple:
     """The options as the schemas have them; the fewer, the faster the call."""
     if scale is None and window is None and align == "bottom-right":
-        return (causal,)
+        return (causal,) if causal else ()
     left, right = (None, None) if window is None else window
     if isinstance(align, str):
         return causal, scale, left, right, align
     return causal, scale, left, right, "bottom-right", align
 
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
 
 # torch.library's own way to autograd costs 5 us of a call without gradients and 50 of one with them.
 # Outside torch.compile attention() goes around it: below autograd, or by a torch.autograd.Function.
@@ -155,10 +158,6 @@ except ImportError:  # a PyTorch without CUDA has no CUDA tensors either
     _current_stream = None  # type: ignore[assignment]
 
 
-def _stream(device: int) -> int | None:
-    return None if device < 0 else _current_stream(device)
-
-
 def _views(**tensors: Tensor | None) -> list:
     """Views for a plan; here the shapes are checked, and that the devices agree."""
     with torch.no_grad():
@@ -177,6 +176,11 @@ def _like(tensor: Tensor) -> Tensor:
     """In the tensor's order of dimensions, dense, with contiguous channels."""
     result = _empty_like(tensor)
     return result if result.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
+def _maker_of(tensor: Tensor) -> Any:
+    """_like() for tensors of these strides, without asking each time which way it goes."""
+    return _empty_like if _empty_like(tensor).stride(-1) == 1 else _like
 
 
 def _row_stats(q: Tensor) -> Tensor:
@@ -201,12 +205,12 @@ def _run_forward(q, k, v, causal=False, scale=None, window_left=None, window_rig
         problem = _problem.attention(*_views(q=q, k=k, v=v, o=_like(q), lse=lse), "bhsd", **_fields(
             q.shape[0], causal, scale, window_left, window_right, align, offset))
         plan = _plans.add(key, (handle_of(device), problem, problem.q, problem.k, problem.v, problem.o,
-                                _model_of(lse)))
-    handle, problem, q_struct, k_struct, v_struct, o_struct, lse = plan
-    o, lse = _like(q), _empty_like(lse)
+                                _maker_of(q), _model_of(lse)))
+    handle, problem, q_struct, k_struct, v_struct, o_struct, like, lse = plan
+    o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     o_struct.data, problem.lse = o.data_ptr(), lse.data_ptr()
-    status = _forward_call(handle, problem, _stream(device))
+    status = _forward_call(handle, problem, None if device < 0 else _current_stream(device))
     if status:
         check(status)
     return o, lse
@@ -236,7 +240,7 @@ def _run_backward(d_o, q, k, v, o, lse, causal=False, scale=None, window_left=No
     problem.o.data, problem.lse = o.data_ptr(), lse.data_ptr()
     gradients.d_o.data, gradients.dq.data = d_o.data_ptr(), dq.data_ptr()
     gradients.dk.data, gradients.dv.data = dk.data_ptr(), dv.data_ptr()
-    check(_backward_call(handle, problem, gradients, _stream(device)))
+    check(_backward_call(handle, problem, gradients, None if device < 0 else _current_stream(device)))
     return dq, dk, dv
 
 
@@ -254,14 +258,14 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
         problem, cache = _problem.decode(*views, "bhsd", num_splits=num_splits, **_fields(
             q.shape[0], causal, scale, window_left, window_right, align, offset))
         plan = _plans.add(key, (handle_of(device), problem, cache, problem.q, problem.o, cache.k, cache.v,
-                                _model_of(lse)))
-    handle, problem, cache, q_struct, o_struct, k_struct, v_struct, lse = plan
-    o, lse = _like(q), _empty_like(lse)
+                                _maker_of(q), _model_of(lse)))
+    handle, problem, cache, q_struct, o_struct, k_struct, v_struct, like, lse = plan
+    o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
     o_struct.data, problem.lse = o.data_ptr(), lse.data_ptr()
     if lengths is not None:
         cache.lengths = lengths.data_ptr()
-    status = _decode_call(handle, problem, cache, _stream(device))
+    status = _decode_call(handle, problem, cache, None if device < 0 else _current_stream(device))
     if status:
         check(status)
     return o, lse

@@ -22,10 +22,9 @@ end
 """
     CUFlash.dtype(T)
 
-The library's dtype for an element type. A package may add methods for its own.
+The library's dtype for an element type, `nothing` where it has none. A package may add methods for its own.
 """
-dtype(::Type{T}) where {T} =
-    throw(ArgumentError("element type $T; Float32, Float16 or CUFlash.BFloat16"))
+dtype(::Type) = nothing
 dtype(::Type{Float32}) = Raw.CUFLASH_F32
 dtype(::Type{Float16}) = Raw.CUFLASH_F16
 dtype(::Type{BFloat16}) = Raw.CUFLASH_BF16
@@ -35,6 +34,7 @@ end
 
 "Where an array's memory is: :cpu or, with CUDA.jl, :cuda. Views are where their parents are."
 place(::Array) = :cpu
+place(other) = throw(ArgumentError("$(typeof(other)) is no array"))
 function place(array::AbstractArray)
     inner = parent(array)
     inner === array && throw(ArgumentError("no memory that cuflash knows: $(typeof(array))"))
@@ -53,9 +53,12 @@ function tensor(name, array::AbstractArray{T}) where {T}
     channels = size(array, 1) > 1 ? stride(array, 1) : 1
     channels == 1 ||
         throw(ArgumentError("$name: a stride of $channels along the channels; only 1"))
+    code = dtype(T)
+    code === nothing &&
+        throw(ArgumentError("$name: $T; Float32, Float16 or CUFlash.BFloat16"))
     return Raw.cuflash_tensor_t(data = address(array), batch_stride = stride(array, 4),
                                 head_stride = stride(array, 3), row_stride = stride(array, 2),
-                                dtype = dtype(T))
+                                dtype = code)
 end
 
 "The strides of values for rows, (S, H, B) of an array, where three zeros would mean a dense one."

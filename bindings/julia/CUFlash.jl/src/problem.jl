@@ -62,6 +62,8 @@ align_code(::AbstractVector) = Raw.CUFLASH_ALIGN_DEVICE_OFFSETS
 
 "The handle given, or that of the place where all arrays are."
 function choose_handle(handle, arrays)
+    handle isa Union{Handle, Nothing} ||
+        throw(ArgumentError("handle: $(typeof(handle)) is no CUFlash.Handle"))
     places = unique(place(array) for array in arrays if array !== nothing)
     length(places) == 1 || throw(ArgumentError("arrays in different places: $(join(places, ", "))"))
     handle === nothing && return default_handle(first(places))
