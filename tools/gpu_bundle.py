@@ -47,7 +47,7 @@ def is_program(path: Path) -> bool:
 
 
 def copy_programs(build: Path, target: Path) -> None:
-    programs = [p for folder in ("lib", "tests", "benchmarks") for p in build.glob(f"{folder}/**/*")]
+    programs = [p for folder in ("lib", "bin", "tests", "benchmarks") for p in build.glob(f"{folder}/**/*")]
     for path in filter(is_program, programs):
         copy = target / path.relative_to(build)
         copy.parent.mkdir(parents=True, exist_ok=True)

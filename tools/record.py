@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -39,12 +41,27 @@ def run_gtest(program: Path, test_filter: str, wrapper: list[str] = [], env: dic
         return [{**case, "suite": suite["name"]} for suite in suites for case in suite["testsuite"]], output
 
 
+@functools.lru_cache(None)
+def gpu_count() -> int:
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def spread_over_gpus(index: int) -> dict[str, str]:
+    """The environment of the index-th process: it sees all GPUs, another one first each time."""
+    gpus = gpu_count()
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str((index + i) % gpus) for i in range(gpus))} if gpus > 1 else {}
+
+
 def run_sharded(program: Path, test_filter: str, env: dict[str, str] = {}) -> list[dict]:
     """As run_gtest, in several processes: the tests' own fp64 reference takes most of the time."""
-    shards = min(32, 2 * (os.cpu_count() or 1))  # more than processors: they wait for the GPU as well
+    shards = min(64, 2 * (os.cpu_count() or 1))  # more than processors: they wait for the GPU as well
 
     def shard(index: int) -> list[dict]:
-        return run_gtest(program, test_filter, env={**env, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(index)})[0]
+        sharding = {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(index)}
+        return run_gtest(program, test_filter, env={**env, **sharding, **spread_over_gpus(index)})[0]
 
     with concurrent.futures.ThreadPoolExecutor(shards) as pool:
         return [case for cases in pool.map(shard, range(shards)) for case in cases]

@@ -48,6 +48,8 @@ TEST(WgmmaTile, Descriptors) {
     EXPECT_EQ(field(mn_major, 16, 29) * 16, 176u * kPanelRowBytes);
     EXPECT_EQ(field(mn_major, 32, 45) * 16, 1024u);
     EXPECT_EQ(field(mn_major, 62, 63), 1u);
+    EXPECT_EQ(advance(k_major, 8), k_major_descriptor(address + 128));
+    EXPECT_EQ(advance(mn_major, 128), mn_major_descriptor(address + 2048, 176));
   }
 }
 

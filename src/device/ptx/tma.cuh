@@ -13,22 +13,23 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// s_box is a multiple of 128 bytes; `barrier` receives the box's bytes.
-__device__ __forceinline__ void tma_load_4d(void* s_box, const CUtensorMap& map, Mbarrier& barrier,
-                                            int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
+// s_box is a shared address, a multiple of 128; `barrier` receives the box's bytes.
+__device__ __forceinline__ void tma_load_4d(uint32_t s_box, const CUtensorMap& map,
+                                            uint32_t barrier, int32_t x0, int32_t x1, int32_t x2,
+                                            int32_t x3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(s_box)),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(s_box),
+      "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
 
-__device__ __forceinline__ void tma_store_4d(const CUtensorMap& map, const void* s_box, int32_t x0,
+__device__ __forceinline__ void tma_store_4d(const CUtensorMap& map, uint32_t s_box, int32_t x0,
                                              int32_t x1, int32_t x2, int32_t x3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
           "l"(&map),
-      "r"(shared_address(s_box)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      "r"(s_box), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() {

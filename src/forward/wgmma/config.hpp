@@ -44,17 +44,20 @@ struct KernelConfig {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
   static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
   static_assert(kHeadDim % device::kPanelColumns == 0 && kTileM <= 256 && kTileN % 16 == 0);
+  static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");
 };
 
 // The whole of a block's shared memory, 1024-byte aligned. The panels of a tile follow one another.
 template <class Config, class Element>
 struct SharedStorage {
-  static constexpr int kColumns = device::kPanelColumns;
+  using QTile = Element[Config::kPanels][Config::kTileM][device::kPanelColumns];
+  using KvTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
 
-  Element q[Config::kPanels][Config::kTileM][kColumns];  // at the end: O
-  Element k[Config::kStages][Config::kPanels][Config::kTileN][kColumns];
-  Element v[Config::kStages][Config::kPanels][Config::kTileN][kColumns];
-  uint64_t q_full;
+  QTile q;
+  QTile o;  // of its own: the next Q arrives while O leaves
+  KvTile k[Config::kStages];
+  KvTile v[Config::kStages];
+  uint64_t q_full, q_free;
   uint64_t k_full[Config::kStages], k_free[Config::kStages];
   uint64_t v_full[Config::kStages], v_free[Config::kStages];
 };

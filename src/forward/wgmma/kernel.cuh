@@ -1,22 +1,25 @@
 // Forward attention for Hopper (sm_90a): exact, one pass over the keys, fp32 sums. Any mask, lengths and strides of 16
 // bytes; head_dim up to the bucket, padded with zeros.
 //
-// One block computes one tile of O, kConsumers x 64 query rows of one head, with specialised warpgroups:
+// A block computes tiles of O, kConsumers x 64 query rows of one head each, one after the other, with specialised
+// warpgroups:
 //
-//   producer, one thread    TMA loads of Q once, then of K and V tiles, as fast as stages come free
+//   producer, one thread    TMA loads of each tile's Q, then of its K and V tiles, as fast as places come free
 //   consumers, 64 rows each S = Q K^T from shared memory, softmax in registers, O += P V with P from registers
 //
 // A consumer keeps the tensor cores busy while it exponentiates: it issues the next S before this P V, and works on
 // the next scores while this P V runs. With several consumers a named barrier lets one issue its products while the
-// others exponentiate.
+// others exponentiate. While they write O the producer loads the next tile.
 //
 //                    | key tile j                                       | key tile j + 1
 //   tensor cores     | S(j) = Q K(j)^T | O += P(j-1) V(j-1)             |
-//   consumer         | issue both      | wait S(j); max, exp; wait O; rescale O; round P(j)
+//   consumer         | issue both      | wait S(j); max; wait O; rescale O, exp, round P(j)
 //
-// Shared memory: Q, then kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 160 KB at
+// Shared memory: Q, O, then kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at
 // head_dim 128.
 #pragma once
+
+#include <cstddef>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,13 +51,31 @@ struct TensorMaps {
   CUtensorMap q, k, v, o;
 };
 
-// Which tile of O a block computes. Heads come in sections whose K and V fit L2 together; within a section late rows
-// come first: under a causal mask they see the most keys, and the short blocks fill the end.
+// Tiles of O in the order in which they are begun. Heads come in sections whose K and V fit L2 together; within a section
+// late rows come first: under a causal mask they see the most keys.
 struct TileOrder {
-  uint32_t m_tiles, section_heads;
+  uint32_t m_tiles, section_heads, tiles;
 };
 
-// ---- the block's work -----------------------------------------------------------------------------
+// Calls f(tile) for the tiles of one block. A round gives each block one tile of a section, in turn from the first block
+// and from the last: who got the heaviest tile of one round gets the lightest of the next. Measured against a counter in
+// global memory (docs/log/0014): as fast, and the order is the same in every run.
+template <class F>
+__device__ void for_each_tile(const TileOrder& order, F f) {
+  const uint32_t blocks = gridDim.x, section_tiles = order.section_heads * order.m_tiles;
+  uint32_t place = blockIdx.x;
+  for (uint32_t first = 0; first < order.tiles; first += section_tiles) {
+    const uint32_t count = min(section_tiles, order.tiles - first);
+    for (uint32_t begin = 0, round = 0; begin < count; begin += blocks, ++round) {
+      const uint32_t tile = begin + (round % 2 == 0 ? place : blocks - 1 - place);
+      if (tile < count) f(first + tile);
+    }
+    place = (place + blocks - count % blocks) %
+            blocks;  // the next section goes on where this one ended
+  }
+}
+
+// ---- a tile's work --------------------------------------------------------------------------------
 
 struct Work {
   int b, head, head_kv;
@@ -65,11 +86,11 @@ struct Work {
 };
 
 template <class Config>
-__device__ Work find_work(const Problem& problem, const TileOrder& order) {
+__device__ Work find_work(const Problem& problem, const TileOrder& order, uint32_t tile) {
   const auto heads_q = static_cast<uint32_t>(problem.heads_q);
   const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
-  const uint32_t section = blockIdx.x / (order.m_tiles * order.section_heads);
-  const uint32_t in_section = blockIdx.x % (order.m_tiles * order.section_heads);
+  const uint32_t section = tile / (order.m_tiles * order.section_heads);
+  const uint32_t in_section = tile % (order.m_tiles * order.section_heads);
   const uint32_t first_head = section * order.section_heads;
   const uint32_t width = min(order.section_heads, heads - first_head);
   const uint32_t m_tile = order.m_tiles - 1 - in_section / width;
@@ -88,34 +109,80 @@ __device__ Work find_work(const Problem& problem, const TileOrder& order) {
   return work;
 }
 
+// ---- shared memory --------------------------------------------------------------------------------
+
+// Places for tiles that one thread has filled by TMA and that one lane of each consumer warp releases. Tiles are
+// counted from 0, over all tiles of O: tile n lies in place n % kPlaces, and its barriers are in phase n / kPlaces.
+template <uint32_t kPlaces, uint32_t kTileBytes>
+struct Ring {
+  uint32_t s_tiles, s_full, s_free;  // shared addresses
+
+  __device__ uint32_t tile(uint32_t n) const { return s_tiles + n % kPlaces * kTileBytes; }
+  __device__ uint32_t full(uint32_t n) const { return s_full + n % kPlaces * 8; }
+  __device__ uint32_t free(uint32_t n) const { return s_free + n % kPlaces * 8; }
+
+  __device__ void init(uint32_t consumer_warps) const {
+    for (uint32_t n = 0; n < kPlaces; ++n) {
+      ptx::mbarrier_init(full(n), 1);
+      ptx::mbarrier_init(free(n), consumer_warps);
+    }
+  }
+  __device__ void wait_full(uint32_t n) const { ptx::mbarrier_wait(full(n), n / kPlaces % 2); }
+  __device__ void release(uint32_t n) const { ptx::mbarrier_arrive(free(n)); }
+  // Waits until the place is free, which all are at first, and announces the tile's bytes.
+  __device__ void begin(uint32_t n) const {
+    ptx::mbarrier_wait(free(n), (n / kPlaces + 1) % 2);
+    ptx::mbarrier_arrive_expect(full(n), kTileBytes);
+  }
+};
+
+template <class Config, class Element>
+struct Shared {
+  using Storage = SharedStorage<Config, Element>;
+  using KvRing = Ring<Config::kStages, sizeof(typename Storage::KvTile)>;
+
+  Ring<1, sizeof(typename Storage::QTile)> q;
+  KvRing k, v;
+  uint32_t s_o;
+
+  // The base is the same in all lanes, and the compiler may know: addresses and descriptors then live in uniform
+  // registers.
+  __device__ explicit Shared(const void* memory)
+      : Shared(__shfl_sync(kFullWarp, ptx::shared_address(memory), 0)) {}
+
+ private:
+#define CUFLASH_AT(member) (base + static_cast<uint32_t>(offsetof(Storage, member)))
+  __device__ explicit Shared(uint32_t base)
+      : q{CUFLASH_AT(q), CUFLASH_AT(q_full), CUFLASH_AT(q_free)},
+        k{CUFLASH_AT(k), CUFLASH_AT(k_full), CUFLASH_AT(k_free)},
+        v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)},
+        s_o(CUFLASH_AT(o)) {}
+#undef CUFLASH_AT
+};
+
 // ---- producer -------------------------------------------------------------------------------------
 
-template <class Config, class Storage>
-__device__ void produce(Storage& s, const TensorMaps& maps, const Work& work) {
-  constexpr uint32_t kRowBytes = Config::kPanels * device::kPanelRowBytes;
-  constexpr uint32_t kTileBytes = Config::kTileN * kRowBytes;
-  const auto first_key = static_cast<int32_t>(work.keys.any.begin);
-
-  ptx::mbarrier_arrive_expect(s.q_full, Config::kTileM * kRowBytes);
-#pragma unroll
-  for (int panel = 0; panel < Config::kPanels; ++panel)
-    ptx::tma_load_4d(s.q[panel], maps.q, s.q_full, panel * device::kPanelColumns,
-                     static_cast<int32_t>(work.tile_row), work.head, work.b);
-  const auto load = [&](auto& s_tile, const CUtensorMap& map, uint64_t& full, uint64_t& free,
-                        uint32_t phase, int tile) {
-    ptx::mbarrier_wait(free, phase ^ 1);  // the first round finds all stages free
-    ptx::mbarrier_arrive_expect(full, kTileBytes);
+template <class Config, class Element>
+__device__ void produce(const Shared<Config, Element>& shared, const Problem& problem,
+                        const TensorMaps& maps, const TileOrder& order) {
+  const auto load = [&](const auto& ring, uint32_t n, const CUtensorMap& map, int rows,
+                        int64_t first_row, int head, int b) {
+    ring.begin(n);
 #pragma unroll
     for (int panel = 0; panel < Config::kPanels; ++panel)
-      ptx::tma_load_4d(s_tile[panel], map, full, panel * device::kPanelColumns,
-                       first_key + tile * Config::kTileN, work.head_kv, work.b);
+      ptx::tma_load_4d(ring.tile(n) + panel * rows * device::kPanelRowBytes, map, ring.full(n),
+                       panel * device::kPanelColumns, static_cast<int32_t>(first_row), head, b);
   };
-  uint32_t stage = 0, phase = 0;
-  for (int tile = 0; tile < work.num_tiles; ++tile) {
-    load(s.k[stage], maps.k, s.k_full[stage], s.k_free[stage], phase, tile);
-    load(s.v[stage], maps.v, s.v_full[stage], s.v_free[stage], phase, tile);
-    if (++stage == Config::kStages) stage = 0, phase ^= 1;
-  }
+  uint32_t q_tile = 0, kv_tile = 0;
+  for_each_tile(order, [&](uint32_t tile) {
+    const Work work = find_work<Config>(problem, order, tile);
+    load(shared.q, q_tile++, maps.q, Config::kTileM, work.tile_row, work.head, work.b);
+    for (int i = 0; i < work.num_tiles; ++i, ++kv_tile) {
+      const int64_t key = work.keys.any.begin + int64_t{i} * Config::kTileN;
+      load(shared.k, kv_tile, maps.k, Config::kTileN, key, work.head_kv, work.b);
+      load(shared.v, kv_tile, maps.v, Config::kTileN, key, work.head_kv, work.b);
+    }
+  });
 }
 
 // ---- consumer -------------------------------------------------------------------------------------
@@ -127,8 +194,9 @@ __device__ void issue_q_k(float (&scores)[kCount], uint32_t s_q, uint32_t s_k) {
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {
     const int panel = step / 4, in_panel = step % 4 * 2;
-    ptx::wgmma_m64k16_ss<Element>(scores, q + (panel * Config::kTileM * 8 + in_panel),
-                                  k + (panel * Config::kTileN * 8 + in_panel), step > 0);
+    ptx::wgmma_m64k16_ss<Element>(scores, device::advance(q, panel * Config::kTileM * 8 + in_panel),
+                                  device::advance(k, panel * Config::kTileN * 8 + in_panel),
+                                  step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -139,7 +207,7 @@ __device__ void issue_p_v(float (&o)[kCount], const uint32_t (&p)[kSteps][4], ui
   const uint64_t v = device::mn_major_descriptor(s_v, Config::kTileN);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
-    ptx::wgmma_m64k16_rs<Element>(o, p[step], v + step * 128, true);
+    ptx::wgmma_m64k16_rs<Element>(o, p[step], device::advance(v, step * 128), true);
   ptx::wgmma_commit();
 }
 
@@ -170,15 +238,25 @@ __device__ void mask_scores(float (&scores)[kCount], const int (&begin)[2], cons
   }
 }
 
-// Turns scores into weights 2^((score - m) * scale_log2), in fp32, and gives the factors for what was summed before.
-template <bool kMasked, int kCount>
+// Rounds weights to the A operand of the next product.
+template <class Element, int kSteps, int kCount>
+__device__ void round_weights(const float (&weights)[kCount], uint32_t (&p)[kSteps][4]) {
+  static_assert(kCount == 8 * kSteps);
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    p[i / 4][i % 4] = device::pack16<Element>(weights[2 * i], weights[2 * i + 1]);
+}
+
+// Turns scores into weights p = 2^((score - m) * scale_log2). rescale(factor) is called with the factors of what was
+// summed before; it comes before the exponentials, whose unit is slow, so that its work and theirs mix.
+template <bool kMasked, class Element, int kCount, int kSteps, class Rescale>
 __device__ void softmax(float (&scores)[kCount], float scale_log2, RowStates& state,
-                        float (&factor)[2]) {
+                        uint32_t (&p)[kSteps][4], Rescale rescale) {
   float m[2][2] = {{state.m[0], state.m[1]}, {state.m[0], state.m[1]}};
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     m[i / 4 % 2][i / 2 % 2] = fmaxf(m[i / 4 % 2][i / 2 % 2], scores[i]);
-  float used[2];
+  float used[2], factor[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float now = quad_max(fmaxf(m[0][row], m[1][row]));
@@ -196,13 +274,15 @@ __device__ void softmax(float (&scores)[kCount], float scale_log2, RowStates& st
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int row = i / 2 % 2;
-      float p = ptx::ex2_approx_ftz(exponent(scores[i], row));
+      float weight = ptx::ex2_approx_ftz(exponent(scores[i], row));
       // Not left to 2^-inf: with scale 0 that is NaN.
-      if (kMasked && scores[i] == negative_infinity()) p = 0;
-      scores[i] = p;
-      l[i / 4 % 2][row] += p;
+      if (kMasked && scores[i] == negative_infinity()) weight = 0;
+      scores[i] = weight;
+      l[i / 4 % 2][row] += weight;
     }
+    round_weights<Element>(scores, p);
   };
+  rescale(factor);
   if (__all_sync(kFullWarp, near[0] && near[1]))
     exponentiate([&](float x, int row) { return fmaf(x, scale_log2, offset[row]); });
   else
@@ -214,15 +294,6 @@ __device__ void softmax(float (&scores)[kCount], float scale_log2, RowStates& st
     state.l[row] = state.l[row] * factor[row] + (l[0][row] + l[1][row]);
 }
 
-// Rounds weights to the A operand of the next product.
-template <class Element, int kSteps, int kCount>
-__device__ void round_weights(const float (&weights)[kCount], uint32_t (&p)[kSteps][4]) {
-  static_assert(kCount == 8 * kSteps);
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i)
-    p[i / 4][i % 4] = device::pack16<Element>(weights[2 * i], weights[2 * i + 1]);
-}
-
 template <int kCount>
 __device__ void scale_rows(float (&o)[kCount], const float (&factor)[2]) {
 #pragma unroll
@@ -232,140 +303,143 @@ __device__ void scale_rows(float (&o)[kCount], const float (&factor)[2]) {
 // The named barriers that let consumers issue their products in turn.
 enum NamedBarrier : uint32_t { kBarStore = 1, kBarTurn = 4 };
 
-template <class Config, class Element, class Storage>
-__device__ void consume(Storage& s, const Problem& problem, const TensorMaps& maps,
-                        const Work& work, unsigned consumer) {
+template <class Config, class Element>
+__device__ void consume(const Shared<Config, Element>& shared, const Problem& problem,
+                        const TensorMaps& maps, const TileOrder& order, unsigned consumer) {
   constexpr int kTileN = Config::kTileN;
-  constexpr int kSteps = kTileN / 16;
   const unsigned thread = threadIdx.x % 128;
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
   const float scale_log2 = problem.scale * kLog2E;
-
-  // Rows of this thread: row_in_tile and row_in_tile + 8. Keys are counted from the first that any row of the tile sees.
-  const unsigned row_in_tile = consumer * kWarpgroupRows + 16 * warp + lane / 4;
-  const auto num_keys = static_cast<int>(work.keys.any.end - work.keys.any.begin);
-  int begin[2], end[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Range seen =
-        visible_keys(problem.mask, work.shift, work.tile_row + row_in_tile + 8 * r, problem.len_k);
-    begin[r] = static_cast<int>(clamp64(seen.begin - work.keys.any.begin, 0, num_keys));
-    end[r] = static_cast<int>(clamp64(seen.end - work.keys.any.begin, 0, num_keys));
-  }
-  const auto unmasked_begin = static_cast<int>(work.keys.all.begin - work.keys.any.begin);
-  const auto unmasked_end = static_cast<int>(work.keys.all.end - work.keys.any.begin);
-  const auto is_masked = [&](int key) {
-    return key < unmasked_begin || unmasked_end - key < kTileN;
-  };
-
-  const uint32_t s_q =
-      ptx::shared_address(s.q) + consumer * kWarpgroupRows * device::kPanelRowBytes;
   const auto take_turn = [&] { ptx::named_barrier_sync(kBarTurn + consumer, 256); };
   const auto pass_turn = [&] {
     ptx::named_barrier_arrive(kBarTurn + (consumer + 1) % Config::kConsumers, 256);
   };
-  const auto release = [&](uint64_t& barrier) {
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  const auto release = [&](const auto& ring, uint32_t n) {
+    if (lane == 0) ring.release(n);
   };
+  // Rows of this thread in a tile: row_in_tile and row_in_tile + 8.
+  const unsigned row_in_tile = consumer * kWarpgroupRows + 16 * warp + lane / 4;
+  const uint32_t rows_offset = consumer * kWarpgroupRows * device::kPanelRowBytes;
 
-  float o[Config::kHeadDim / 2] = {};
-  RowStates state;
-  if (work.num_tiles > 0) {
-    float scores[kTileN / 2];
-    uint32_t p[kSteps][4];
-    float factor[2];
-    const auto weigh = [&](int tile) {
-      const int key = tile * kTileN;
-      if (is_masked(key)) {
-        mask_scores(scores, begin, end, key + 2 * static_cast<int>(lane_in_quad));
-        softmax<true>(scores, scale_log2, state, factor);
-      } else {
-        softmax<false>(scores, scale_log2, state, factor);
-      }
-    };
-    // Two barriers, each of one that waits and one that arrives; before the first turn nobody has passed it.
-    if (consumer == Config::kConsumers - 1) pass_turn();
+  // Each turn's barrier has one consumer that waits and one that arrives; before the first turn nobody has passed it.
+  if (consumer == Config::kConsumers - 1) pass_turn();
+  uint32_t q_tile = 0, kv_tile = 0;
+  for_each_tile(order, [&](uint32_t tile) {
+    const Work work = find_work<Config>(problem, order, tile);
+    float o[Config::kHeadDim / 2] = {};
+    RowStates state;
+    shared.q.wait_full(q_tile);
+    if (work.num_tiles > 0) {
+      const uint32_t s_q = shared.q.tile(q_tile) + rows_offset;
+      float scores[kTileN / 2];
+      uint32_t p[kTileN / 16][4];
+      const auto weigh = [&](int i, auto rescale) {
+        // Keys are counted from the first that any row of the tile sees.
+        const int key = i * kTileN;
+        const auto from_first = [&](int64_t k) {
+          return static_cast<int>(clamp64(k, work.keys.any.begin, work.keys.any.end) -
+                                  work.keys.any.begin);
+        };
+        if (key < from_first(work.keys.all.begin) || from_first(work.keys.all.end) - key < kTileN) {
+          int begin[2], end[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const Range seen = visible_keys(problem.mask, work.shift,
+                                            work.tile_row + row_in_tile + 8 * r, problem.len_k);
+            begin[r] = from_first(seen.begin);
+            end[r] = from_first(seen.end);
+          }
+          mask_scores(scores, begin, end, key + 2 * static_cast<int>(lane_in_quad));
+          softmax<true, Element>(scores, scale_log2, state, p, rescale);
+        } else {
+          softmax<false, Element>(scores, scale_log2, state, p, rescale);
+        }
+      };
 
-    ptx::mbarrier_wait(s.q_full, 0);
-    ptx::mbarrier_wait(s.k_full[0], 0);
-    take_turn();
-    ptx::wgmma_fence();
-    issue_q_k<Config, Element>(scores, s_q, ptx::shared_address(s.k[0]));
-    pass_turn();
-    ptx::wgmma_wait<0>();
-    release(s.k_free[0]);
-    weigh(0);
-    round_weights<Element>(scores, p);
-
-    uint32_t v_stage = 0, v_phase = 0;
-    uint32_t k_stage = 1 % Config::kStages, k_phase = 1 / Config::kStages;
-#pragma unroll 1
-    for (int tile = 1; tile < work.num_tiles; ++tile) {
-      ptx::mbarrier_wait(s.k_full[k_stage], k_phase);
+      shared.k.wait_full(kv_tile);
       take_turn();
       ptx::wgmma_fence();
-      issue_q_k<Config, Element>(scores, s_q, ptx::shared_address(s.k[k_stage]));
-      ptx::mbarrier_wait(s.v_full[v_stage], v_phase);
-      ptx::wgmma_fence();
-      issue_p_v<Config, Element>(o, p, ptx::shared_address(s.v[v_stage]));
+      issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
       pass_turn();
-      ptx::wgmma_wait<1>();
-      release(s.k_free[k_stage]);
-      weigh(tile);
       ptx::wgmma_wait<0>();
-      release(s.v_free[v_stage]);
-      scale_rows(o, factor);
-      round_weights<Element>(scores, p);
-      if (++k_stage == Config::kStages) k_stage = 0, k_phase ^= 1;
-      if (++v_stage == Config::kStages) v_stage = 0, v_phase ^= 1;
-    }
-    ptx::mbarrier_wait(s.v_full[v_stage], v_phase);
-    ptx::wgmma_fence();
-    issue_p_v<Config, Element>(o, p, ptx::shared_address(s.v[v_stage]));
-    ptx::wgmma_wait<0>();
-  } else {
-    ptx::mbarrier_wait(s.q_full, 0);  // O goes where Q lands
-  }
+      release(shared.k, kv_tile);
+      weigh(0, [](const float(&)[2]) {});
 
-  // ---- output
-  float inverse[2];
+#pragma unroll 1
+      for (int i = 1; i < work.num_tiles; ++i) {
+        ++kv_tile;
+        shared.k.wait_full(kv_tile);
+        take_turn();
+        ptx::wgmma_fence();
+        issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
+        shared.v.wait_full(kv_tile - 1);
+        ptx::wgmma_fence();
+        issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile - 1));
+        pass_turn();
+        ptx::wgmma_wait<1>();
+        release(shared.k, kv_tile);
+        weigh(i, [&](const float(&factor)[2]) {
+          ptx::wgmma_wait<0>();
+          release(shared.v, kv_tile - 1);
+          scale_rows(o, factor);
+        });
+      }
+      release(shared.q, q_tile);
+      shared.v.wait_full(kv_tile);
+      ptx::wgmma_fence();
+      issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile));
+      ptx::wgmma_wait<0>();
+      release(shared.v, kv_tile);
+      ++kv_tile;
+    } else {
+      release(shared.q, q_tile);
+    }
+    ++q_tile;
+
+    // ---- output
+    float inverse[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float l = quad_sum(state.l[r]);
-    const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
-    inverse[r] = empty ? 0.0f : 1.0f / l;
-    const int64_t row = work.tile_row + row_in_tile + 8 * r;
-    if (lane_in_quad == 0 && problem.lse.data != nullptr && row < problem.len_q)
-      *problem.lse.at(work.b, work.head, row) =
-          empty ? negative_infinity() : state.m[r] * problem.scale + logf(l);
-  }
-  scale_rows(o, inverse);
-  // SAFETY: only this warpgroup reads its rows of Q, and its products with them have completed.
-  const uint32_t s_row = s_q + (16 * warp + lane % 8 + 8 * (lane / 8 % 2)) * device::kPanelRowBytes;
+    for (int r = 0; r < 2; ++r) {
+      const float l = quad_sum(state.l[r]);
+      const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
+      inverse[r] = empty ? 0.0f : 1.0f / l;
+      const int64_t row = work.tile_row + row_in_tile + 8 * r;
+      if (lane_in_quad == 0 && problem.lse.data != nullptr && row < problem.len_q)
+        *problem.lse.at(work.b, work.head, row) =
+            empty ? negative_infinity() : state.m[r] * problem.scale + logf(l);
+    }
+    scale_rows(o, inverse);
+    const uint32_t s_o = shared.s_o + rows_offset;
+    if (thread == 0) ptx::tma_store_wait_read<0>();
+    ptx::named_barrier_sync(kBarStore + consumer,
+                            128);  // SAFETY: the last tile's copy has read these rows.
+    const uint32_t s_row =
+        s_o + (16 * warp + lane % 8 + 8 * (lane / 8 % 2)) * device::kPanelRowBytes;
 #pragma unroll
-  for (int j = 0; j < Config::kHeadDim / 16; ++j) {
-    const uint32_t address =
-        s_row + j / 4 * Config::kTileM * device::kPanelRowBytes + (j % 4 * 2 + lane / 16) * 16;
-    ptx::stmatrix_x4(device::swizzle_128(address), device::pack16<Element>(o[8 * j], o[8 * j + 1]),
-                     device::pack16<Element>(o[8 * j + 2], o[8 * j + 3]),
-                     device::pack16<Element>(o[8 * j + 4], o[8 * j + 5]),
-                     device::pack16<Element>(o[8 * j + 6], o[8 * j + 7]));
-  }
-  ptx::fence_async_shared();
-  ptx::named_barrier_sync(kBarStore + consumer,
-                          128);  // SAFETY: all rows are written before the copy reads them.
-  if (thread == 0) {
+    for (int j = 0; j < Config::kHeadDim / 16; ++j) {
+      const uint32_t address =
+          s_row + j / 4 * Config::kTileM * device::kPanelRowBytes + (j % 4 * 2 + lane / 16) * 16;
+      ptx::stmatrix_x4(device::swizzle_128(address),
+                       device::pack16<Element>(o[8 * j], o[8 * j + 1]),
+                       device::pack16<Element>(o[8 * j + 2], o[8 * j + 3]),
+                       device::pack16<Element>(o[8 * j + 4], o[8 * j + 5]),
+                       device::pack16<Element>(o[8 * j + 6], o[8 * j + 7]));
+    }
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kBarStore + consumer,
+                            128);  // SAFETY: all rows are written before the copy reads them.
     const auto first_row =
         static_cast<int32_t>(work.tile_row) + static_cast<int32_t>(consumer) * kWarpgroupRows;
-    if (first_row < problem.len_q) {
+    if (thread == 0 && first_row < problem.len_q) {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel)
-        ptx::tma_store_4d(maps.o, s.q[panel][consumer * kWarpgroupRows],
+        ptx::tma_store_4d(maps.o, s_o + panel * Config::kTileM * device::kPanelRowBytes,
                           panel * device::kPanelColumns, first_row, work.head, work.b);
       ptx::tma_store_commit();
-      ptx::tma_store_wait_read<0>();
     }
-  }
+  });
+  // Shared memory must outlive the copies out of it.
+  if (thread == 0) ptx::tma_store_wait_read<0>();
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------
@@ -376,8 +450,8 @@ __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads, 1)
                    const TileOrder order) {
   using Config = KernelConfig<kHeadDim>;
   extern __shared__ __align__(1024) unsigned char s_memory[];
-  auto& s = *reinterpret_cast<SharedStorage<Config, Element>*>(s_memory);
-  // The same in all lanes, and the compiler may know: descriptors then live in uniform registers.
+  const Shared<Config, Element> shared(s_memory);
+  // The same in all lanes, and the compiler may know.
   const unsigned warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
 
   if (threadIdx.x == 0) {
@@ -385,25 +459,20 @@ __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads, 1)
     ptx::tma_prefetch_map(maps.k);
     ptx::tma_prefetch_map(maps.v);
     ptx::tma_prefetch_map(maps.o);
-    ptx::mbarrier_init(s.q_full, 1);
-#pragma unroll
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(s.k_full[stage], 1);
-      ptx::mbarrier_init(s.v_full[stage], 1);
-      ptx::mbarrier_init(s.k_free[stage], 4 * Config::kConsumers);  // one lane of each warp
-      ptx::mbarrier_init(s.v_free[stage], 4 * Config::kConsumers);
-    }
+    constexpr uint32_t kConsumerWarps = 4 * Config::kConsumers;
+    shared.q.init(kConsumerWarps);
+    shared.k.init(kConsumerWarps);
+    shared.v.init(kConsumerWarps);
     ptx::mbarrier_init_fence();
     ptx::fence_async_shared();
   }
   __syncthreads();  // SAFETY: the barriers are initialised.
-  const Work work = find_work<Config>(problem, order);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Config>(s, maps, work);
+    if (threadIdx.x == 0) produce(shared, problem, maps, order);
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<Config, Element>(s, problem, maps, work, warpgroup - 1);
+    consume(shared, problem, maps, order, warpgroup - 1);
   }
 }
 
@@ -422,7 +491,9 @@ inline TileOrder tile_order(const Problem& p, int tile_m) {
   const int64_t head_bytes = 4 * p.len_k * p.head_dim;
   const int64_t kv_heads = max64(1, kSectionBytes / head_bytes);
   const int64_t heads = min64(p.batch * p.heads_q, kv_heads * (p.heads_q / p.heads_kv));
-  return {static_cast<uint32_t>(ceil_div(p.len_q, tile_m)), static_cast<uint32_t>(heads)};
+  const int64_t m_tiles = ceil_div(p.len_q, tile_m);
+  return {static_cast<uint32_t>(m_tiles), static_cast<uint32_t>(heads),
+          static_cast<uint32_t>(m_tiles * p.batch * p.heads_q)};
 }
 
 template <class Element, int kHeadDim>
@@ -443,7 +514,7 @@ Status launch(const char* name, const Problem& problem, const LaunchContext& con
   const TileOrder order = tile_order(p, Config::kTileM);
   return device::launch(
       forward_kernel<Element, kHeadDim>, name,
-      {int64_t{order.m_tiles} * p.batch * p.heads_q, Config::kThreads, kSharedBytes<kHeadDim>},
+      {min64(order.tiles, context.capabilities.sm_count), Config::kThreads, kSharedBytes<kHeadDim>},
       context.stream, problem, maps, order);
 }
 
