@@ -34,12 +34,12 @@ def link_library(directory: Path) -> Path:
     return directory
 
 
-def cargo(library: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+def cargo(library: Path, *arguments: str, crates: Path = CRATES, **environment: str) -> subprocess.CompletedProcess:
     """library: the directory that link_library() made."""
     environment = {**os.environ, "CUFLASH_LIB_DIR": str(library), "LD_LIBRARY_PATH": str(library),
                    "CARGO_TARGET_DIR": str(TARGET), "CARGO_PROFILE_DEV_DEBUG": "0", **environment}
     command, *rest = arguments
-    return subprocess.run(["cargo", command, "--offline", "--locked", *rest], cwd=CRATES,
+    return subprocess.run(["cargo", command, "--offline", "--locked", *rest], cwd=crates,
                           env=environment, text=True, capture_output=True)
 
 
