@@ -135,7 +135,10 @@ class Workspace {
 bool is_empty(const Problem& p) {
   const int64_t rows = p.batch * p.heads_q * p.len_q;
   const int64_t keys = p.batch * p.heads_kv * p.len_k;
-  return p.operation == Operation::kBackward ? rows == 0 && keys == 0 : rows == 0;
+  if (p.operation != Operation::kBackward) return rows == 0;
+  const Features* f = p.features;
+  const bool sums = f != nullptr && (f->d_bias.data != nullptr || f->d_sinks.data != nullptr);
+  return rows == 0 && keys == 0 && !sums;
 }
 
 Status check_stream(const Session& session, cuflash_stream_t stream) {
@@ -206,7 +209,7 @@ Status preload_variants(const Session& session, const Problem* like) {
       p.aligned16 = true;
       p.dtype = like != nullptr ? like->dtype : dtype;
       for (int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
-        p.head_dim = like != nullptr ? like->head_dim : head_dim;
+        p.head_dim = p.head_dim_v = like != nullptr ? like->head_dim : head_dim;
         if (refusal_of(variant, p, session.capabilities)) continue;
         status = variant.preload(session.device);
         return;

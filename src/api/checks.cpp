@@ -15,6 +15,7 @@ using ll = long long;
 constexpr int64_t kMaxExtent = 0x7fffffff;
 constexpr int64_t kMaxRows = int64_t{1} << 40;
 constexpr int64_t kMaxStride = int64_t{1} << 48;
+constexpr int64_t kMaxHeadDim = 576, kMaxBackwardHeadDim = 256;
 constexpr size_t kMinStructSize = 48;  // every struct of every version is longer
 constexpr size_t kMaxStructSize = 65536;
 
@@ -58,47 +59,15 @@ Status not_implemented(const char* field) {
     if ((object).field != decltype((object).field){}) return not_implemented(#object "." #field); \
   } while (0)
 
-#define CUFLASH_REFUSE_FLAG(object, flag)                                                 \
-  do {                                                                                    \
-    if (((object).flags & (flag)) != 0) return not_implemented(#object ".flags: " #flag); \
-  } while (0)
-
 bool is_zero(const cuflash_tensor_t& t) {
   constexpr cuflash_tensor_t kZero = {};
   return std::memcmp(&t, &kZero, sizeof t) == 0;
 }
 
 Status refuse_problem_fields(const cuflash_problem_t& problem) {
-  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_V_IS_K_PREFIX);
-  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_ACCUMULATE);
-  CUFLASH_REFUSE_FLAG(problem, CUFLASH_PROBLEM_LEFT_PADDED);
-  if (problem.head_dim_v != problem.head_dim) CUFLASH_REFUSE(problem, head_dim_v);
-  CUFLASH_REFUSE(problem, total_q);
-  CUFLASH_REFUSE(problem, total_k);
-  CUFLASH_REFUSE(problem, cu_seqlens_q);
-  CUFLASH_REFUSE(problem, cu_seqlens_k);
-  CUFLASH_REFUSE(problem, seqused_q);
-  CUFLASH_REFUSE(problem, seqused_k);
-  CUFLASH_REFUSE(problem, leftpad_k);
   CUFLASH_REFUSE(problem, tree_mask);
   CUFLASH_REFUSE(problem, tree_mask_batch_stride);
   CUFLASH_REFUSE(problem, tree_mask_row_stride);
-  CUFLASH_REFUSE(problem, softcap);
-  CUFLASH_REFUSE(problem, alibi_slopes);
-  CUFLASH_REFUSE(problem, alibi_batch_stride);
-  CUFLASH_REFUSE(problem, bias);
-  CUFLASH_REFUSE(problem, bias_batch_stride);
-  CUFLASH_REFUSE(problem, bias_head_stride);
-  CUFLASH_REFUSE(problem, bias_row_stride);
-  CUFLASH_REFUSE(problem, sinks);
-  CUFLASH_REFUSE(problem, alibi_dtype);
-  CUFLASH_REFUSE(problem, bias_dtype);
-  CUFLASH_REFUSE(problem, sinks_dtype);
-  CUFLASH_REFUSE(problem, dropout_p);
-  CUFLASH_REFUSE(problem, dropout_seed);
-  CUFLASH_REFUSE(problem, dropout_offset);
-  CUFLASH_REFUSE(problem, dropout_seed_ptr);
-  CUFLASH_REFUSE(problem, dropout_offset_ptr);
   CUFLASH_REFUSE(problem, q_descale);
   CUFLASH_REFUSE(problem, k_descale);
   CUFLASH_REFUSE(problem, v_descale);
@@ -109,16 +78,6 @@ Status refuse_problem_fields(const cuflash_problem_t& problem) {
   CUFLASH_REFUSE(problem, v_descale_batch_stride);
   CUFLASH_REFUSE(problem, v_descale_head_stride);
   CUFLASH_REFUSE(problem, math_mode);
-  return CUFLASH_SUCCESS;
-}
-
-Status refuse_gradient_fields(const cuflash_gradients_t& gradients) {
-  CUFLASH_REFUSE_FLAG(gradients, CUFLASH_GRADIENTS_ACCUMULATE);
-  CUFLASH_REFUSE_FLAG(gradients, CUFLASH_GRADIENTS_DELTA_GIVEN);
-  CUFLASH_REFUSE(gradients, dlse);
-  CUFLASH_REFUSE(gradients, delta);
-  CUFLASH_REFUSE(gradients, dbias);
-  CUFLASH_REFUSE(gradients, dsinks);
   return CUFLASH_SUCCESS;
 }
 
@@ -165,9 +124,9 @@ Status check_rows(const char* names, int64_t batch, int64_t heads, int64_t rows)
   return CUFLASH_SUCCESS;
 }
 
-Status check_head_dim(const char* name, int64_t head_dim) {
-  CUFLASH_CHECK(head_dim >= 1 && head_dim <= 256, CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
-                "%s: %lld; 1 to 256", name, static_cast<ll>(head_dim));
+Status check_head_dim(const char* name, int64_t head_dim, int64_t most) {
+  CUFLASH_CHECK(head_dim >= 1 && head_dim <= most, CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
+                "%s: %lld; 1 to %lld", name, static_cast<ll>(head_dim), static_cast<ll>(most));
   return CUFLASH_SUCCESS;
 }
 
@@ -229,13 +188,14 @@ Status check_mask(const cuflash_problem_t& problem, Purpose purpose, Mask* mask)
     if (windowed && side.value >= 0) *side.bound = min64(side.value, Mask::kUnlimited);
   }
   if (problem.mask == CUFLASH_MASK_CAUSAL) mask->right = 0;
-  const bool needs_offsets = mask->align == Align::kDeviceOffsets && !mask->is_full();
+  // Without a mask and slopes the centre has no meaning; do not read it.
+  const bool has_centre = !mask->is_full() || problem.alibi_slopes != nullptr;
+  const bool needs_offsets = mask->align == Align::kDeviceOffsets && has_centre;
   CUFLASH_CHECK(!needs_offsets || problem.mask_offsets != nullptr || purpose == Purpose::kQuery ||
                     problem.batch == 0,
                 CUFLASH_ERROR_NULL_POINTER,
                 "problem.mask_offsets: is NULL with CUFLASH_ALIGN_DEVICE_OFFSETS");
-  // Without a mask the centre has no meaning; do not read it.
-  if (mask->is_full()) mask->align = Align::kTopLeft;
+  if (!has_centre) mask->align = Align::kTopLeft;
   return CUFLASH_SUCCESS;
 }
 
@@ -315,8 +275,28 @@ class Tensors {
     *view = dense ? RowStatsView{data, extents.heads * extents.rows, extents.rows, 1}
                   : RowStatsView{data, batch_stride, head_stride, row_stride};
     if (data == nullptr && optional) return CUFLASH_SUCCESS;
-    return add_box(name, data, extents, 4, view->batch_stride, view->head_stride, view->row_stride,
-                   dense, role);
+    CUFLASH_TRY(add_box(name, data, extents, 4, view->batch_stride, view->head_stride,
+                        view->row_stride, dense, role));
+    if (extents.batch <= 1) view->batch_stride = 0;  // as of tensors: see ragged.hpp
+    return CUFLASH_SUCCESS;
+  }
+
+  // The bias or its gradient. A stride of 0 repeats; in the gradient it sums.
+  Status add_bias(const char* name, void* data, const Extents& extents, Dtype dtype, Role role,
+                  TensorView* view) {
+    Extents own = extents;
+    if (view->batch_stride == 0) own.batch = 1;
+    if (view->head_stride == 0) own.heads = 1;
+    if (view->row_stride == 0) own.rows = 1;
+    view->data = data;
+    view->dtype = dtype;
+    if (extents.channels > 0)
+      CUFLASH_TRY(add_box(name, data, own, dtype_bytes(dtype), view->batch_stride,
+                          view->head_stride, view->row_stride, false, role));
+    if (own.batch == 1) view->batch_stride = 0;
+    if (own.heads == 1) view->head_stride = 0;
+    if (own.rows == 1) view->row_stride = 0;
+    return CUFLASH_SUCCESS;
   }
 
   Status check_overlaps() const {
@@ -330,25 +310,30 @@ class Tensors {
     return CUFLASH_SUCCESS;
   }
 
-  // An array of int32 that the call reads; NULL is fine.
-  Status add_integers(const char* name, const int32_t* data, int64_t count) {
-    CUFLASH_CHECK(
-        purpose_ == Purpose::kQuery || reinterpret_cast<uintptr_t>(data) % sizeof *data == 0,
-        CUFLASH_ERROR_MISALIGNED, "%s: address %p; must be a multiple of %zu", name,
-        static_cast<const void*>(data), sizeof *data);
-    add_bytes(&in_[inputs_], &inputs_, name, data, count * static_cast<int64_t>(sizeof *data));
+  // A contiguous array; NULL is fine.
+  Status add_array(const char* name, const void* data, int64_t count, int64_t item_bytes,
+                   Role role) {
+    CUFLASH_CHECK(purpose_ == Purpose::kQuery ||
+                      reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_bytes) == 0,
+                  CUFLASH_ERROR_MISALIGNED, "%s: address %p; must be a multiple of %lld", name,
+                  data, static_cast<ll>(item_bytes));
+    if (purpose_ == Purpose::kQuery || data == nullptr || count <= 0) return CUFLASH_SUCCESS;
+    NamedBox& named = role == Role::kOutput ? out_[outputs_++] : in_[inputs_++];
+    named.name = name;
+    named.box.base = reinterpret_cast<uintptr_t>(data);
+    named.box.element_bytes = count * item_bytes;
+    memory_->add(name, data, count * item_bytes);
     return CUFLASH_SUCCESS;
   }
-
-  // A contiguous piece of memory that the call writes.
-  void add_written_bytes(const char* name, const void* data, int64_t bytes) {
-    add_bytes(&out_[outputs_], &outputs_, name, data, bytes);
+  template <class T>
+  Status add_array(const char* name, const T* data, int64_t count, Role role = Role::kInput) {
+    return add_array(name, data, count, sizeof(T), role);
   }
 
   bool aligned16() const { return aligned16_; }
 
  private:
-  static constexpr int kMax = 12;
+  static constexpr int kMaxOutputs = 8, kMaxInputs = 20;  // of the backward pass with everything
 
   Status add_box(const char* name, const void* data, const Extents& extents, int64_t item_bytes,
                  int64_t batch_stride, int64_t head_stride, int64_t row_stride, bool dense,
@@ -391,15 +376,6 @@ class Tensors {
     return CUFLASH_SUCCESS;
   }
 
-  void add_bytes(NamedBox* named, int* count, const char* name, const void* data, int64_t bytes) {
-    if (purpose_ == Purpose::kQuery || data == nullptr || bytes <= 0) return;
-    named->name = name;
-    named->box.base = reinterpret_cast<uintptr_t>(data);
-    named->box.element_bytes = bytes;
-    ++*count;
-    memory_->add(name, data, bytes);
-  }
-
   static Status report(Overlap overlap, const char* output, const char* other) {
     switch (overlap) {
       case Overlap::kNone:
@@ -415,7 +391,7 @@ class Tensors {
 
   Purpose purpose_;
   MemoryUse* memory_;
-  NamedBox out_[kMax], in_[kMax];
+  NamedBox out_[kMaxOutputs], in_[kMaxInputs];
   int outputs_ = 0, inputs_ = 0;
   bool aligned16_ = true;
 };
@@ -425,6 +401,29 @@ Status check_tensor_dtype(const char* name, int32_t dtype, Dtype of_q) {
                 CUFLASH_ERROR_UNSUPPORTED_DTYPE,
                 "%s.dtype: %d (%s); 0 or that of problem.q, %d (%s)", name, dtype,
                 dtype_name(dtype), static_cast<int>(of_q), dtype_name(static_cast<int32_t>(of_q)));
+  return CUFLASH_SUCCESS;
+}
+
+// Of O and the gradients, which may be wider than q.
+Status check_output_dtype(const char* name, int32_t dtype, Dtype of_q, Dtype* result) {
+  *result = of_q;
+  if (dtype == CUFLASH_F32) {
+    *result = Dtype::kF32;
+    return CUFLASH_SUCCESS;
+  }
+  CUFLASH_CHECK(dtype == CUFLASH_DTYPE_DEFAULT || dtype == static_cast<int32_t>(of_q),
+                CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+                "%s.dtype: %d (%s); 0, that of problem.q, %d (%s), or CUFLASH_F32", name, dtype,
+                dtype_name(dtype), static_cast<int>(of_q), dtype_name(static_cast<int32_t>(of_q)));
+  return CUFLASH_SUCCESS;
+}
+
+// Of the arrays beside the tensors; 0 stands for `otherwise`.
+Status check_array_dtype(const char* name, int32_t dtype, Dtype otherwise, Dtype* result) {
+  CUFLASH_CHECK(
+      dtype >= CUFLASH_DTYPE_DEFAULT && dtype <= CUFLASH_BF16, CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+      "%s: %d (%s); 0, CUFLASH_F32, CUFLASH_F16 or CUFLASH_BF16", name, dtype, dtype_name(dtype));
+  *result = dtype == CUFLASH_DTYPE_DEFAULT ? otherwise : static_cast<Dtype>(dtype);
   return CUFLASH_SUCCESS;
 }
 
@@ -497,6 +496,110 @@ constexpr uint32_t kProblemFlags = CUFLASH_PROBLEM_SCALE_SET | CUFLASH_PROBLEM_W
                                    CUFLASH_PROBLEM_BATCH_INVARIANT | CUFLASH_PROBLEM_ACCUMULATE |
                                    CUFLASH_PROBLEM_WORKSPACE_PREPARED | CUFLASH_PROBLEM_LEFT_PADDED;
 
+// Raggedness of either side. An optional pointer that is not NULL counts as given, in queries too.
+Status check_ragged(const cuflash_problem_t& problem, Purpose purpose, CheckedProblem* checked) {
+  Problem& p = checked->problem;
+  Ragged& r = checked->features.ragged;
+  CUFLASH_TRY(check_extent("problem.total_q", problem.total_q));
+  CUFLASH_TRY(check_extent("problem.total_k", problem.total_k));
+  CUFLASH_CHECK(problem.total_q == 0 || problem.cu_seqlens_q != nullptr, CUFLASH_ERROR_NULL_POINTER,
+                "problem.cu_seqlens_q: is NULL, but total_q is %lld",
+                static_cast<ll>(problem.total_q));
+  CUFLASH_CHECK(problem.total_k == 0 || problem.cu_seqlens_k != nullptr, CUFLASH_ERROR_NULL_POINTER,
+                "problem.cu_seqlens_k: is NULL, but total_k is %lld",
+                static_cast<ll>(problem.total_k));
+  if (p.operation == Operation::kDecode) {
+    CUFLASH_CHECK(problem.cu_seqlens_k == nullptr, CUFLASH_ERROR_INVALID_VALUE,
+                  "problem.cu_seqlens_k: must be NULL in decode; the cache holds the keys");
+    CUFLASH_CHECK(problem.seqused_k == nullptr, CUFLASH_ERROR_INVALID_VALUE,
+                  "problem.seqused_k: must be NULL in decode; cache.lengths tells");
+  }
+  const bool left_padded = (problem.flags & CUFLASH_PROBLEM_LEFT_PADDED) != 0;
+  CUFLASH_CHECK(left_padded || problem.leftpad_k == nullptr, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.leftpad_k: set without the flag CUFLASH_PROBLEM_LEFT_PADDED");
+  CUFLASH_CHECK(
+      !left_padded || problem.leftpad_k != nullptr || purpose == Purpose::kQuery || p.batch == 0,
+      CUFLASH_ERROR_NULL_POINTER, "problem.leftpad_k: is NULL with CUFLASH_PROBLEM_LEFT_PADDED");
+  r.offsets_q = problem.cu_seqlens_q, r.offsets_k = problem.cu_seqlens_k;
+  r.total_q = problem.total_q, r.total_k = problem.total_k;
+  r.lengths_q = problem.seqused_q, r.left_pad_k = problem.leftpad_k;
+  p.lengths_k = problem.seqused_k;
+  if (r.offsets_q != nullptr || r.offsets_k != nullptr || r.lengths_q != nullptr ||
+      problem.seqused_k != nullptr || left_padded)
+    checked->features.used |= kRaggedBatches;
+  return CUFLASH_SUCCESS;
+}
+
+// A field that describes an array which is not there.
+Status refuse_stray(const char* name, int64_t value, const char* array_name, const void* array) {
+  CUFLASH_CHECK(value == 0 || array != nullptr, CUFLASH_ERROR_INVALID_VALUE, "%s: %lld without %s",
+                name, static_cast<ll>(value), array_name);
+  return CUFLASH_SUCCESS;
+}
+
+// Softcap, slopes, bias, sinks and dropout, but not where their arrays lie.
+Status check_modifiers(const cuflash_problem_t& problem, CheckedProblem* checked) {
+  const Problem& p = checked->problem;
+  Features& f = checked->features;
+  CUFLASH_CHECK(std::isfinite(problem.softcap) && problem.softcap >= 0, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.softcap: %g; finite and not negative, 0 for none",
+                static_cast<double>(problem.softcap));
+  f.score.softcap = problem.softcap;
+  if (problem.softcap > 0) f.used |= kSoftcap;
+
+  const struct {
+    const char* name;
+    int64_t value;
+    const char* array_name;
+    const void* array;
+  } described[] = {
+      {"problem.alibi_dtype", problem.alibi_dtype, "problem.alibi_slopes", problem.alibi_slopes},
+      {"problem.alibi_batch_stride", problem.alibi_batch_stride, "problem.alibi_slopes",
+       problem.alibi_slopes},
+      {"problem.bias_dtype", problem.bias_dtype, "problem.bias", problem.bias},
+      {"problem.bias_batch_stride", problem.bias_batch_stride, "problem.bias", problem.bias},
+      {"problem.bias_head_stride", problem.bias_head_stride, "problem.bias", problem.bias},
+      {"problem.bias_row_stride", problem.bias_row_stride, "problem.bias", problem.bias},
+      {"problem.sinks_dtype", problem.sinks_dtype, "problem.sinks", problem.sinks}};
+  for (const auto& row : described)
+    CUFLASH_TRY(refuse_stray(row.name, row.value, row.array_name, row.array));
+  CUFLASH_TRY(check_array_dtype("problem.alibi_dtype", problem.alibi_dtype, Dtype::kF32,
+                                &f.score.slopes.dtype));
+  CUFLASH_TRY(
+      check_array_dtype("problem.bias_dtype", problem.bias_dtype, p.dtype, &f.score.bias.dtype));
+  CUFLASH_TRY(
+      check_array_dtype("problem.sinks_dtype", problem.sinks_dtype, Dtype::kF32, &f.sinks.dtype));
+  f.score.slopes.data = const_cast<void*>(problem.alibi_slopes);
+  f.score.slopes_batch_stride = problem.alibi_batch_stride;
+  f.score.bias.data = const_cast<void*>(problem.bias);
+  f.score.bias.batch_stride = problem.bias_batch_stride;
+  f.score.bias.head_stride = problem.bias_head_stride;
+  f.score.bias.row_stride = problem.bias_row_stride;
+  f.sinks.data = const_cast<void*>(problem.sinks);
+  if (problem.alibi_slopes != nullptr) f.used |= kAlibi;
+  if (problem.bias != nullptr) f.used |= kBias;
+  if (problem.sinks != nullptr) f.used |= kSinks;
+
+  CUFLASH_CHECK(problem.dropout_p >= 0 && problem.dropout_p <= 1, CUFLASH_ERROR_INVALID_VALUE,
+                "problem.dropout_p: %g; 0 to 1", static_cast<double>(problem.dropout_p));
+  CUFLASH_CHECK(problem.dropout_seed_ptr == nullptr || problem.dropout_seed == 0,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "problem.dropout_seed: %llu beside dropout_seed_ptr; one of them",
+                static_cast<unsigned long long>(problem.dropout_seed));
+  CUFLASH_CHECK(problem.dropout_offset_ptr == nullptr || problem.dropout_offset == 0,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "problem.dropout_offset: %llu beside dropout_offset_ptr; one of them",
+                static_cast<unsigned long long>(problem.dropout_offset));
+  if (problem.dropout_p == 0) return CUFLASH_SUCCESS;
+  CUFLASH_CHECK(p.batch * p.heads_q <= (int64_t{1} << 32), CUFLASH_ERROR_INVALID_DIMENSION,
+                "problem.batch * heads_q: %lld; at most 2^32 with dropout",
+                static_cast<ll>(p.batch * p.heads_q));
+  f.dropout = {problem.dropout_p, problem.dropout_seed, problem.dropout_offset,
+               problem.dropout_seed_ptr, problem.dropout_offset_ptr};
+  f.used |= kDropout;
+  return CUFLASH_SUCCESS;
+}
+
 // Everything that the operations share but the tensors.
 Status check_common(const cuflash_problem_t* source, Operation operation, Purpose purpose,
                     cuflash_problem_t* copy, CheckedProblem* checked) {
@@ -511,7 +614,11 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   CUFLASH_TRY(check_extent("problem.heads_kv", problem.heads_kv));
   CUFLASH_TRY(check_extent("problem.len_q", problem.len_q));
   CUFLASH_TRY(check_extent("problem.len_k", problem.len_k));
-  CUFLASH_TRY(check_head_dim("problem.head_dim", problem.head_dim));
+  const int64_t most = operation == Operation::kBackward ? kMaxBackwardHeadDim : kMaxHeadDim;
+  CUFLASH_TRY(check_head_dim("problem.head_dim", problem.head_dim, most));
+  p.head_dim_v = problem.head_dim_v == 0 ? problem.head_dim : problem.head_dim_v;
+  CUFLASH_TRY(check_head_dim("problem.head_dim_v", p.head_dim_v, most));
+  if (p.head_dim_v != problem.head_dim) checked->features.used |= kOwnValueDim;
   p.batch = problem.batch, p.heads_q = problem.heads_q, p.len_q = problem.len_q;
   p.heads_kv = problem.heads_kv == 0 ? problem.heads_q : problem.heads_kv;
   p.len_k = problem.len_k, p.head_dim = problem.head_dim;
@@ -522,6 +629,10 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   CUFLASH_TRY(check_rows("problem.batch * heads_kv * len_k", p.batch, p.heads_kv, p.len_k));
   CUFLASH_TRY(check_scale(problem, &p.scale));
   CUFLASH_TRY(refuse_problem_fields(problem));
+  CUFLASH_TRY(check_ragged(problem, purpose, checked));
+  CUFLASH_TRY(check_rows("problem.heads_q * total_q", 1, p.heads_q, problem.total_q));
+  CUFLASH_TRY(check_rows("problem.heads_kv * total_k", 1, p.heads_kv, problem.total_k));
+  CUFLASH_TRY(check_modifiers(problem, checked));
   CUFLASH_TRY(check_mask(problem, purpose, &p.mask));
   CUFLASH_CHECK(
       problem.num_splits >= 0 && problem.num_splits <= (operation == Operation::kDecode ? 1024 : 1),
@@ -552,21 +663,135 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   return CUFLASH_SUCCESS;
 }
 
+Extents query_rows(const CheckedProblem& checked, int64_t channels) {
+  const RowExtents e = query_extents(checked.problem, checked.features.ragged);
+  return {e.batch, e.heads, e.rows, channels};
+}
+Extents key_rows(const CheckedProblem& checked, int64_t channels) {
+  const RowExtents e = key_extents(checked.problem, checked.features.ragged);
+  return {e.batch, e.heads, e.rows, channels};
+}
+
 // What every operation reads and writes beside its tensors, and then that nothing overlaps.
-Status check_rest(const cuflash_problem_t& problem, const Problem& p, Tensors* tensors) {
-  CUFLASH_TRY(tensors->add_integers("problem.mask_offsets", p.mask.offsets, p.batch));
-  tensors->add_written_bytes("problem.workspace", problem.workspace,
-                             static_cast<int64_t>(problem.workspace_size));
+Status check_rest(const cuflash_problem_t& problem, CheckedProblem* checked, Tensors* tensors) {
+  const Problem& p = checked->problem;
+  Features& f = checked->features;
+  CUFLASH_TRY(tensors->add_array("problem.mask_offsets", p.mask.offsets, p.batch));
+  CUFLASH_TRY(tensors->add_array("problem.cu_seqlens_q", problem.cu_seqlens_q, p.batch + 1));
+  CUFLASH_TRY(tensors->add_array("problem.cu_seqlens_k", problem.cu_seqlens_k, p.batch + 1));
+  CUFLASH_TRY(tensors->add_array("problem.seqused_q", problem.seqused_q, p.batch));
+  CUFLASH_TRY(tensors->add_array("problem.seqused_k", problem.seqused_k, p.batch));
+  CUFLASH_TRY(tensors->add_array("problem.leftpad_k", problem.leftpad_k, p.batch));
+  if (f.score.slopes.data != nullptr) {
+    TensorView slopes;
+    slopes.batch_stride = f.score.slopes_batch_stride;
+    CUFLASH_TRY(tensors->add_bias("problem.alibi_slopes", f.score.slopes.data,
+                                  {p.batch, 1, 1, p.heads_q}, f.score.slopes.dtype, Role::kInput,
+                                  &slopes));
+  }
+  if (f.score.bias.data != nullptr)
+    CUFLASH_TRY(tensors->add_bias("problem.bias", f.score.bias.data,
+                                  {p.batch, p.heads_q, p.len_q, p.len_k}, f.score.bias.dtype,
+                                  Role::kInput, &f.score.bias));
+  CUFLASH_TRY(tensors->add_array("problem.sinks", f.sinks.data, p.heads_q,
+                                 dtype_bytes(f.sinks.dtype), Role::kInput));
+  CUFLASH_TRY(tensors->add_array("problem.dropout_seed_ptr", f.dropout.seed_pointer, 1));
+  CUFLASH_TRY(tensors->add_array("problem.dropout_offset_ptr", f.dropout.offset_pointer, 1));
+  CUFLASH_TRY(tensors->add_array("problem.workspace", static_cast<const char*>(problem.workspace),
+                                 static_cast<int64_t>(problem.workspace_size), Role::kOutput));
+  if (f.used != 0) checked->problem.features = &f;
   return tensors->check_overlaps();
 }
 
-Extents query_extents(const Problem& p) { return {p.batch, p.heads_q, p.len_q, p.head_dim}; }
-Extents key_extents(const Problem& p) { return {p.batch, p.heads_kv, p.len_k, p.head_dim}; }
+// Whether O is folded into a running result.
+Status check_accumulate(const cuflash_problem_t& problem, CheckedProblem* checked,
+                        Purpose purpose) {
+  if ((problem.flags & CUFLASH_PROBLEM_ACCUMULATE) == 0) return CUFLASH_SUCCESS;
+  CUFLASH_CHECK(checked->problem.o.dtype == Dtype::kF32, CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+                "problem.o.dtype: %d (%s); CUFLASH_F32 with CUFLASH_PROBLEM_ACCUMULATE",
+                static_cast<int>(checked->problem.o.dtype),
+                dtype_name(static_cast<int32_t>(checked->problem.o.dtype)));
+  CUFLASH_CHECK(problem.lse != nullptr || purpose == Purpose::kQuery, CUFLASH_ERROR_NULL_POINTER,
+                "problem.lse: is NULL with CUFLASH_PROBLEM_ACCUMULATE");
+  checked->features.accumulate_o = true;
+  checked->features.used |= kAccumulation;
+  return CUFLASH_SUCCESS;
+}
 
-Status check_dtypes(const cuflash_problem_t& problem, Dtype of_q) {
-  CUFLASH_TRY(check_tensor_dtype("problem.k", problem.k.dtype, of_q));
-  CUFLASH_TRY(check_tensor_dtype("problem.v", problem.v.dtype, of_q));
-  return check_tensor_dtype("problem.o", problem.o.dtype, of_q);
+// K and V, or K whose first channels are V.
+Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_name,
+                             const cuflash_tensor_t& k, const char* v_name,
+                             const cuflash_tensor_t& v, CheckedProblem* checked, Tensors* tensors) {
+  Problem& p = checked->problem;
+  CUFLASH_TRY(check_tensor_dtype(k_name, k.dtype, p.dtype));
+  CUFLASH_TRY(tensors->add(k_name, k, key_rows(*checked, p.head_dim), p.dtype, Role::kInput, &p.k));
+  if ((problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0) {
+    CUFLASH_TRY(check_tensor_dtype(v_name, v.dtype, p.dtype));
+    return tensors->add(v_name, v, key_rows(*checked, p.head_dim_v), p.dtype, Role::kInput, &p.v);
+  }
+  CUFLASH_CHECK(is_zero(v), CUFLASH_ERROR_INVALID_VALUE,
+                "%s: must be all zero with CUFLASH_PROBLEM_V_IS_K_PREFIX", v_name);
+  CUFLASH_CHECK(p.head_dim_v <= p.head_dim, CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "problem.head_dim_v: %lld; at most head_dim, %lld, with "
+                "CUFLASH_PROBLEM_V_IS_K_PREFIX",
+                static_cast<ll>(p.head_dim_v), static_cast<ll>(p.head_dim));
+  p.v = p.k;
+  return CUFLASH_SUCCESS;
+}
+
+// O and LSE of forward and decode, and what is left.
+Status check_outputs(const cuflash_problem_t& problem, Purpose purpose, CheckedProblem* checked,
+                     Tensors* tensors) {
+  Problem& p = checked->problem;
+  Dtype dtype_o = p.dtype;
+  CUFLASH_TRY(check_output_dtype("problem.o", problem.o.dtype, p.dtype, &dtype_o));
+  if (dtype_o != p.dtype) checked->features.used |= kWideOutputs;
+  const Extents queries = query_rows(*checked, p.head_dim_v);
+  CUFLASH_TRY(tensors->add("problem.o", problem.o, queries, dtype_o, Role::kOutput, &p.o));
+  p.aligned16 = tensors->aligned16();
+  CUFLASH_TRY(tensors->add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
+                                     problem.lse_head_stride, problem.lse_row_stride, queries, true,
+                                     Role::kOutput, &p.lse));
+  return check_accumulate(problem, checked, purpose);
+}
+
+// What backward takes and gives beside dQ, dK and dV. Their rows lie by the strides of the LSE, the bias and the sinks.
+Status check_further_gradients(const cuflash_problem_t& problem,
+                               const cuflash_gradients_t& gradients, Purpose purpose,
+                               CheckedProblem* checked, Tensors* tensors) {
+  const Problem& p = checked->problem;
+  Features& f = checked->features;
+  const Extents queries = query_rows(*checked, 1);
+  const auto add_rows = [&](const char* name, float* data, Role role, RowStatsView* view) {
+    return tensors->add_row_stats(name, data, problem.lse_batch_stride, problem.lse_head_stride,
+                                  problem.lse_row_stride, queries, true, role, view);
+  };
+  CUFLASH_TRY(
+      add_rows("gradients.dlse", const_cast<float*>(gradients.dlse), Role::kInput, &f.d_lse));
+  f.delta_given = (gradients.flags & CUFLASH_GRADIENTS_DELTA_GIVEN) != 0;
+  CUFLASH_CHECK(
+      !f.delta_given || gradients.delta != nullptr || purpose == Purpose::kQuery || queries.empty(),
+      CUFLASH_ERROR_NULL_POINTER, "gradients.delta: is NULL with CUFLASH_GRADIENTS_DELTA_GIVEN");
+  CUFLASH_TRY(add_rows("gradients.delta", gradients.delta,
+                       f.delta_given ? Role::kInput : Role::kOutput, &f.delta));
+  f.accumulate_gradients = (gradients.flags & CUFLASH_GRADIENTS_ACCUMULATE) != 0;
+  if (f.d_lse.data != nullptr) f.used |= kLseGradient;
+  if (f.delta_given || f.delta.data != nullptr) f.used |= kDelta;
+  if (f.accumulate_gradients) f.used |= kAccumulation;
+
+  CUFLASH_CHECK(gradients.dbias == nullptr || problem.bias != nullptr, CUFLASH_ERROR_INVALID_VALUE,
+                "gradients.dbias: set without problem.bias");
+  CUFLASH_CHECK(gradients.dsinks == nullptr || problem.sinks != nullptr,
+                CUFLASH_ERROR_INVALID_VALUE, "gradients.dsinks: set without problem.sinks");
+  if (gradients.dbias != nullptr) {
+    f.d_bias = f.score.bias;
+    CUFLASH_TRY(tensors->add_bias("gradients.dbias", gradients.dbias,
+                                  {p.batch, p.heads_q, p.len_q, p.len_k}, f.score.bias.dtype,
+                                  Role::kOutput, &f.d_bias));
+  }
+  f.d_sinks = {gradients.dsinks, f.sinks.dtype};
+  return tensors->add_array("gradients.dsinks", gradients.dsinks, p.heads_q,
+                            dtype_bytes(f.sinks.dtype), Role::kOutput);
 }
 
 }  // namespace
@@ -581,18 +806,13 @@ Status check_forward(const cuflash_problem_t* source, Purpose purpose, CheckedPr
   cuflash_problem_t problem;
   CUFLASH_TRY(check_common(source, Operation::kForward, purpose, &problem, checked));
   Problem& p = checked->problem;
-  CUFLASH_TRY(check_dtypes(problem, p.dtype));
   Tensors tensors(purpose, &checked->memory);
-  const Extents queries = query_extents(p), keys = key_extents(p);
-  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
-  CUFLASH_TRY(tensors.add("problem.k", problem.k, keys, p.dtype, Role::kInput, &p.k));
-  CUFLASH_TRY(tensors.add("problem.v", problem.v, keys, p.dtype, Role::kInput, &p.v));
-  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kOutput, &p.o));
-  p.aligned16 = tensors.aligned16();
-  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
-                                    problem.lse_head_stride, problem.lse_row_stride, queries, true,
-                                    Role::kOutput, &p.lse));
-  return check_rest(problem, p, &tensors);
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
+                          Role::kInput, &p.q));
+  CUFLASH_TRY(check_keys_and_values(problem, "problem.k", problem.k, "problem.v", problem.v,
+                                    checked, &tensors));
+  CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
+  return check_rest(problem, checked, &tensors);
 }
 
 Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t* source_gradients,
@@ -603,28 +823,50 @@ Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t
   CUFLASH_TRY(import_struct(source_gradients, "gradients", &gradients));
   CUFLASH_TRY(check_flags("gradients", gradients.flags,
                           CUFLASH_GRADIENTS_ACCUMULATE | CUFLASH_GRADIENTS_DELTA_GIVEN));
-  CUFLASH_TRY(refuse_gradient_fields(gradients));
+  for (const uint32_t flag : {CUFLASH_PROBLEM_ACCUMULATE, CUFLASH_PROBLEM_V_IS_K_PREFIX})
+    CUFLASH_CHECK((problem.flags & flag) == 0, CUFLASH_ERROR_UNSUPPORTED,
+                  "problem.flags: 0x%x is not for the backward pass", flag);
   Problem& p = checked->problem;
-  CUFLASH_TRY(check_dtypes(problem, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("gradients.d_o", gradients.d_o.dtype, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("gradients.dq", gradients.dq.dtype, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("gradients.dk", gradients.dk.dtype, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("gradients.dv", gradients.dv.dtype, p.dtype));
+  Features& f = checked->features;
+  const struct {
+    const char* name;
+    const cuflash_tensor_t& tensor;
+    TensorView* view;
+    Extents extents;
+  } outputs[] = {{"gradients.dq", gradients.dq, &p.dq, query_rows(*checked, p.head_dim)},
+                 {"gradients.dk", gradients.dk, &p.dk, key_rows(*checked, p.head_dim)},
+                 {"gradients.dv", gradients.dv, &p.dv, key_rows(*checked, p.head_dim_v)}};
+  const Extents rows_of_o = query_rows(*checked, p.head_dim_v);
   Tensors tensors(purpose, &checked->memory);
-  const Extents queries = query_extents(p), keys = key_extents(p);
-  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
-  CUFLASH_TRY(tensors.add("problem.k", problem.k, keys, p.dtype, Role::kInput, &p.k));
-  CUFLASH_TRY(tensors.add("problem.v", problem.v, keys, p.dtype, Role::kInput, &p.v));
-  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kInput, &p.o));
-  CUFLASH_TRY(tensors.add("gradients.d_o", gradients.d_o, queries, p.dtype, Role::kInput, &p.d_o));
-  CUFLASH_TRY(tensors.add("gradients.dq", gradients.dq, queries, p.dtype, Role::kOutput, &p.dq));
-  CUFLASH_TRY(tensors.add("gradients.dk", gradients.dk, keys, p.dtype, Role::kOutput, &p.dk));
-  CUFLASH_TRY(tensors.add("gradients.dv", gradients.dv, keys, p.dtype, Role::kOutput, &p.dv));
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
+                          Role::kInput, &p.q));
+  CUFLASH_TRY(check_keys_and_values(problem, "problem.k", problem.k, "problem.v", problem.v,
+                                    checked, &tensors));
+  Dtype dtype_o = p.dtype;
+  CUFLASH_TRY(check_output_dtype("problem.o", problem.o.dtype, p.dtype, &dtype_o));
+  if (dtype_o != p.dtype) f.used |= kWideOutputs;
+  if ((gradients.flags & CUFLASH_GRADIENTS_DELTA_GIVEN) == 0)
+    CUFLASH_TRY(tensors.add("problem.o", problem.o, rows_of_o, dtype_o, Role::kInput, &p.o));
+  CUFLASH_TRY(check_tensor_dtype("gradients.d_o", gradients.d_o.dtype, p.dtype));
+  CUFLASH_TRY(
+      tensors.add("gradients.d_o", gradients.d_o, rows_of_o, p.dtype, Role::kInput, &p.d_o));
+  for (const auto& output : outputs) {
+    Dtype dtype = p.dtype;
+    CUFLASH_TRY(check_output_dtype(output.name, output.tensor.dtype, p.dtype, &dtype));
+    if (dtype != p.dtype) f.used |= kWideOutputs;
+    CUFLASH_CHECK((gradients.flags & CUFLASH_GRADIENTS_ACCUMULATE) == 0 || dtype == Dtype::kF32,
+                  CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+                  "%s.dtype: %d (%s); CUFLASH_F32 with CUFLASH_GRADIENTS_ACCUMULATE", output.name,
+                  static_cast<int>(dtype), dtype_name(static_cast<int32_t>(dtype)));
+    CUFLASH_TRY(
+        tensors.add(output.name, output.tensor, output.extents, dtype, Role::kOutput, output.view));
+  }
   p.aligned16 = tensors.aligned16();
   CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
-                                    problem.lse_head_stride, problem.lse_row_stride, queries, false,
-                                    Role::kInput, &p.lse));
-  return check_rest(problem, p, &tensors);
+                                    problem.lse_head_stride, problem.lse_row_stride, rows_of_o,
+                                    false, Role::kInput, &p.lse));
+  CUFLASH_TRY(check_further_gradients(problem, gradients, purpose, checked, &tensors));
+  return check_rest(problem, checked, &tensors);
 }
 
 Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* source_cache,
@@ -651,22 +893,15 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
                 static_cast<ll>(cache.num_pages), static_cast<ll>(p.batch));
   p.len_k = cache.max_len;
   CUFLASH_TRY(check_rows("problem.batch * heads_kv * cache.max_len", p.batch, p.heads_kv, p.len_k));
-  CUFLASH_TRY(check_tensor_dtype("problem.o", problem.o.dtype, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("cache.k", cache.k.dtype, p.dtype));
-  CUFLASH_TRY(check_tensor_dtype("cache.v", cache.v.dtype, p.dtype));
   Tensors tensors(purpose, &checked->memory);
-  const Extents queries = query_extents(p), keys = key_extents(p);
-  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
-  CUFLASH_TRY(tensors.add("cache.k", cache.k, keys, p.dtype, Role::kInput, &p.k));
-  CUFLASH_TRY(tensors.add("cache.v", cache.v, keys, p.dtype, Role::kInput, &p.v));
-  CUFLASH_TRY(tensors.add("problem.o", problem.o, queries, p.dtype, Role::kOutput, &p.o));
-  p.aligned16 = tensors.aligned16();
-  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
-                                    problem.lse_head_stride, problem.lse_row_stride, queries, true,
-                                    Role::kOutput, &p.lse));
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
+                          Role::kInput, &p.q));
+  CUFLASH_TRY(
+      check_keys_and_values(problem, "cache.k", cache.k, "cache.v", cache.v, checked, &tensors));
+  CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
   p.lengths_k = cache.lengths;
-  CUFLASH_TRY(tensors.add_integers("cache.lengths", cache.lengths, p.batch));
-  return check_rest(problem, p, &tensors);
+  CUFLASH_TRY(tensors.add_array("cache.lengths", cache.lengths, p.batch));
+  return check_rest(problem, checked, &tensors);
 }
 
 Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
@@ -683,7 +918,7 @@ Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
   CUFLASH_TRY(check_extent("merge.batch", merge.batch));
   CUFLASH_TRY(check_extent("merge.heads", merge.heads));
   CUFLASH_TRY(check_extent("merge.len", merge.len));
-  CUFLASH_TRY(check_head_dim("merge.head_dim", merge.head_dim));
+  CUFLASH_TRY(check_head_dim("merge.head_dim", merge.head_dim, kMaxHeadDim));
   CUFLASH_TRY(check_rows("merge.batch * heads * len", merge.batch, merge.heads, merge.len));
   p.num_parts = merge.num_parts, p.batch = merge.batch, p.heads = merge.heads;
   p.len = merge.len, p.head_dim = merge.head_dim;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/features.hpp"
 #include "common/status.hpp"
 #include "cuflash.h"
 
@@ -15,7 +15,7 @@ enum class Purpose { kCall, kQuery };
 
 // The memory that one call may touch, for the checks that need a device.
 struct MemoryUse {
-  static constexpr int kMax = 16;
+  static constexpr int kMax = 28;  // the tensors and arrays of the backward pass with everything
   struct Entry {
     const char* name;
     const void* first;
@@ -38,8 +38,14 @@ struct CallOptions {
   int32_t sm_margin = 0, target_arch = 0;
 };
 
+// Not copied: the problem points to its features.
 struct CheckedProblem {
+  CheckedProblem() = default;
+  CheckedProblem(const CheckedProblem&) = delete;
+  CheckedProblem& operator=(const CheckedProblem&) = delete;
+
   Problem problem;
+  Features features;
   CallOptions options;
   MemoryUse memory;
 };

@@ -6,10 +6,12 @@
 
 namespace cuflash {
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 576;
+constexpr int kMaxTiledHeadDim = 256;  // of backward, and of all families but the reference
 
 struct SingleLane {
-  static constexpr int kSlots = kMaxHeadDim;
+  static constexpr int kLanes = 1, kSlots = kMaxHeadDim;
+  static constexpr int lane = 0;
 
   // Calls f(slot, channel) for this lane's channels.
   template <class F>
@@ -22,8 +24,10 @@ struct SingleLane {
 };
 
 #if defined(__CUDACC__)
+// kMaxDim bounds the head dims: it decides how many registers a row takes.
+template <int kMaxDim>
 struct WarpLanes {
-  static constexpr int kSlots = kMaxHeadDim / 32;
+  static constexpr int kLanes = 32, kSlots = kMaxDim / 32;
   int lane;
 
   // Unrolled with a predicate, so that arrays indexed by slot stay in registers.

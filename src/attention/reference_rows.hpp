@@ -9,31 +9,64 @@ namespace cuflash {
 struct ReferenceScratch {
   MergeProblem parts;  // decode with more than one part
   int32_t num_splits = 1;
-  float* delta = nullptr;  // backward
+  RowStatsView delta;  // backward, by rows of the queries' tensors
 };
 
-CUFLASH_HOST_DEVICE int64_t query_rows(const Problem& p) { return p.batch * p.heads_q * p.len_q; }
-CUFLASH_HOST_DEVICE int64_t key_rows(const Problem& p) { return p.batch * p.heads_kv * p.len_k; }
+CUFLASH_HOST_DEVICE int64_t query_rows(const FullProblem& p) {
+  return query_extents(p, p.f.ragged).count();
+}
+CUFLASH_HOST_DEVICE int64_t key_rows(const FullProblem& p) {
+  return key_extents(p, p.f.ragged).count();
+}
+
+// delta in a workspace, one number for each row of the queries' tensors.
+CUFLASH_HOST_DEVICE RowStatsView delta_scratch(const FullProblem& p, void* workspace) {
+  const RowExtents e = query_extents(p, p.f.ragged);
+  // A single batch entry has a stride of 0, as in the tensors: sequences of a packed one count from its first row.
+  return {static_cast<float*>(workspace), e.batch == 1 ? 0 : e.heads * e.rows, e.rows, 1};
+}
 
 // Forward and unsplit decode; index: a query row.
 template <class T, class Team>
-CUFLASH_HOST_DEVICE void forward_index(const Team& team, const Problem& p, int64_t index) {
-  const RowIndex i = row_index(index, p.heads_q, p.len_q);
-  float* lse = p.lse.data == nullptr ? nullptr : p.lse.at(i.batch, i.head, i.row);
-  reference_forward_row<T>(team, p, i.batch, i.head, i.row, 0, 1,
-                           p.o.row<T>(i.batch, i.head, i.row), lse);
+CUFLASH_HOST_DEVICE void forward_index(const Team& team, const FullProblem& p, int64_t index) {
+  const Place place = query_place(p, index);
+  if (!place.valid) return;
+  const QueryRow r = query_row(p, place.sequence, place.head, place.row);
+  float acc[Team::kSlots];
+  const OnlineSoftmax softmax = reference_forward_row<T>(team, p, r, 0, 1, acc);
+  store_output<T>(team, p, r, softmax, acc);
 }
 
 // Decode in parts; index: a query row of a part, parts outermost.
 template <class T, class Team>
-CUFLASH_HOST_DEVICE void split_index(const Team& team, const Problem& p,
+CUFLASH_HOST_DEVICE void split_index(const Team& team, const FullProblem& p,
                                      const ReferenceScratch& scratch, int64_t index) {
   const MergeProblem& parts = scratch.parts;
-  const int64_t split = index / query_rows(p);
-  const RowIndex i = row_index(index % query_rows(p), p.heads_q, p.len_q);
-  float* o = parts.parts.row<float>(i.batch, i.head, i.row) + split * parts.part_stride;
-  float* lse = parts.lse_parts.at(i.batch, i.head, i.row) + split * parts.lse_part_stride;
-  reference_forward_row<T>(team, p, i.batch, i.head, i.row, split, scratch.num_splits, o, lse);
+  const int64_t split = index / query_rows(p), row = index % query_rows(p);
+  const Place place = query_place(p, row);
+  if (!place.valid) return;
+  const QueryRow r = query_row(p, place.sequence, place.head, place.row);
+  float acc[Team::kSlots];
+  const OnlineSoftmax softmax =
+      reference_forward_row<T>(team, p, r, split, scratch.num_splits, acc);
+  const RowIndex i = row_index(row, parts.heads, parts.len);
+  store_row(team, acc, softmax.inverse_sum(), static_cast<int>(p.head_dim_v),
+            parts.parts.row<float>(i.batch, i.head, i.row) + split * parts.part_stride);
+  if (team.is_first())
+    parts.lse_parts.at(i.batch, i.head, i.row)[split * parts.lse_part_stride] = softmax.lse();
+}
+
+// Decode in parts, second pass; index: a query row.
+template <class T, class Team>
+CUFLASH_HOST_DEVICE void combine_index(const Team& team, const FullProblem& p,
+                                       const ReferenceScratch& scratch, int64_t index) {
+  const Place place = query_place(p, index);
+  if (!place.valid) return;
+  const RowIndex i = row_index(index, scratch.parts.heads, scratch.parts.len);
+  float acc[Team::kSlots];
+  const OnlineSoftmax softmax =
+      merge_parts<float>(team, scratch.parts, i.batch, i.head, i.row, acc);
+  store_output<T>(team, p, query_row(p, place.sequence, place.head, place.row), softmax, acc);
 }
 
 template <class In, class Out, class Team>
@@ -42,22 +75,49 @@ CUFLASH_HOST_DEVICE void merge_index(const Team& team, const MergeProblem& p, in
   merge_row<In, Out>(team, p, i.batch, i.head, i.row);
 }
 
-// Backward, first pass; index: a query row. delta is dense [batch, head, row].
+// Backward, first pass; index: a query row.
 template <class T, class Team>
-CUFLASH_HOST_DEVICE void dq_index(const Team& team, const Problem& p,
+CUFLASH_HOST_DEVICE void dq_index(const Team& team, const FullProblem& p,
                                   const ReferenceScratch& scratch, int64_t index) {
-  const RowIndex i = row_index(index, p.heads_q, p.len_q);
-  const float delta = reference_delta_row<T>(team, p, i.batch, i.head, i.row);
-  if (team.is_first()) scratch.delta[index] = delta;
-  reference_dq_row<T>(team, p, i.batch, i.head, i.row, delta);
+  const Place place = query_place(p, index);
+  if (!place.valid) return;
+  const QueryRow r = query_row(p, place.sequence, place.head, place.row);
+  const float delta = reference_delta_row<T>(team, p, r);
+  if (team.is_first()) *scratch.delta.at(r.sequence.batch, r.head, r.token) = delta;
+  reference_dq_row<T>(team, p, r, delta);
 }
 
-// Backward, second pass, after all of the first; index: a key.
+// Backward, after all of the first pass; index: a key.
 template <class T, class Team>
-CUFLASH_HOST_DEVICE void dkv_index(const Team& team, const Problem& p,
+CUFLASH_HOST_DEVICE void dkv_index(const Team& team, const FullProblem& p,
                                    const ReferenceScratch& scratch, int64_t index) {
-  const RowIndex i = row_index(index, p.heads_kv, p.len_k);
-  reference_dkv_row<T>(team, p, i.batch, i.head, i.row, scratch.delta);
+  const Place place = key_place(p, index);
+  if (!place.valid) return;
+  reference_dkv_row<T>(team, p, place.sequence, place.head, place.row, scratch.delta);
+}
+
+// The gradients of the bias and of the sinks, after the first pass; index: an entry of the bias, then a head.
+struct BiasEntries {
+  int64_t batch, heads, rows, keys;
+  CUFLASH_HOST_DEVICE int64_t count() const { return batch * heads * rows * keys; }
+};
+CUFLASH_HOST_DEVICE BiasEntries bias_entries(const FullProblem& p) {
+  const TensorView& bias = p.f.d_bias;
+  if (bias.data == nullptr) return {0, 0, 0, 0};
+  return {bias.batch_stride == 0 ? 1 : p.batch, bias.head_stride == 0 ? 1 : p.heads_q,
+          bias.row_stride == 0 ? 1 : p.len_q, p.len_k};
+}
+CUFLASH_HOST_DEVICE int64_t modifier_gradients(const FullProblem& p) {
+  return bias_entries(p).count() + (p.f.d_sinks.data == nullptr ? 0 : p.heads_q);
+}
+
+template <class T, class Team>
+CUFLASH_HOST_DEVICE void modifier_index(const Team& team, const FullProblem& p,
+                                        const ReferenceScratch& scratch, int64_t index) {
+  const BiasEntries e = bias_entries(p);
+  if (index >= e.count()) return reference_d_sink(team, p, index - e.count(), scratch.delta);
+  const RowIndex i = row_index(index / e.keys, e.heads, e.rows);
+  reference_d_bias<T>(team, p, i.batch, i.head, i.row, index % e.keys, scratch.delta);
 }
 
 }  // namespace cuflash

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/integer.hpp"
+#include "core/features.hpp"
 #include "core/variant.hpp"
 
 namespace cuflash {
@@ -40,8 +41,33 @@ template <int kSharedBytes>
 constexpr ConstantText kNeedsSharedBytes = constant_text("needs ", kSharedBytes,
                                                          " bytes of shared memory per block");
 
+// What a family lacks: `taken` has the bits of Feature that it has.
+inline Refusal refuse_features(const Problem& problem, uint32_t taken = 0) {
+  if (problem.features == nullptr) return {};
+  constexpr struct {
+    Feature feature;
+    const char* reason;
+  } kReasons[] = {
+      {kRaggedBatches, "takes no ragged batches"},
+      {kSoftcap, "takes no softcap"},
+      {kAlibi, "takes no ALiBi slopes"},
+      {kBias, "takes no bias"},
+      {kSinks, "takes no sinks"},
+      {kDropout, "takes no dropout"},
+      {kOwnValueDim, "takes no head_dim_v other than head_dim"},
+      {kWideOutputs, "takes no fp32 outputs of 16-bit inputs"},
+      {kAccumulation, "does not accumulate into its outputs"},
+      {kDelta, "neither takes nor returns delta"},
+      {kLseGradient, "takes no gradient of the LSE"},
+  };
+  for (const auto& row : kReasons)
+    if ((problem.features->used & ~taken & row.feature) != 0) return {row.reason};
+  return {};
+}
+
 template <Dtype kDtype, int kHeadDim>
 Refusal refuse_other_problems(const Problem& problem) {
+  if (const Refusal refusal = refuse_features(problem)) return refusal;
   if (problem.dtype != kDtype)
     return {kDtype == Dtype::kF32   ? "takes f32 only"
             : kDtype == Dtype::kF16 ? "takes f16 only"

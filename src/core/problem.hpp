@@ -24,27 +24,31 @@ struct Mask {
   CUFLASH_HOST_DEVICE bool is_full() const { return left == kUnlimited && right == kUnlimited; }
 };
 
+struct Features;  // core/features.hpp
+
 struct Problem {
   Operation operation = Operation::kForward;
-  Dtype dtype = Dtype::kF32;  // of q, k, v, o and their gradients
+  Dtype dtype = Dtype::kF32;  // of q, k, v, o and their gradients (fp32 outputs are a feature)
   int64_t batch = 0, heads_q = 0, heads_kv = 0;
-  int64_t len_q = 0, len_k = 0;  // decode: len_k is the cache's max_len
-  int64_t head_dim = 0;
+  int64_t len_q = 0, len_k = 0;          // decode: len_k is the cache's max_len
+  int64_t head_dim = 0, head_dim_v = 0;  // different ones are a feature
   TensorView q, k, v, o;
   RowStatsView lse;
   Mask mask;
   float scale = 0;
-  const int32_t* lengths_k = nullptr;  // decode: device [batch], null: len_k
+  const int32_t* lengths_k = nullptr;  // device [batch], null: len_k; beside decode a feature
   TensorView d_o, dq, dk, dv;          // backward
   int32_t num_splits = 0;              // decode, 0: choose
   bool deterministic = false, batch_invariant = false;
   // Every pointer and stride of q, k, v and o (and of the gradients) is a multiple of 16 bytes.
   bool aligned16 = false;
+  // Of the host, so not for kernels; null: none. A family that reads nothing of it must refuse a problem with features.
+  const Features* features = nullptr;
 
   CUFLASH_HOST_DEVICE int64_t head_kv(int64_t head_q) const {
     return head_q / (heads_q / heads_kv);
   }
-  // The number of valid keys of a sequence; reads device memory in decode.
+  // The number of valid keys of a sequence; may read device memory.
   CUFLASH_HOST_DEVICE int64_t keys_of(int64_t b) const {
     if (lengths_k == nullptr) return len_k;
     const int64_t n = lengths_k[b];

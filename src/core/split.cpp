@@ -1,6 +1,7 @@
 #include "core/split.hpp"
 
 #include "common/integer.hpp"
+#include "core/features.hpp"
 
 namespace cuflash {
 namespace {
@@ -18,7 +19,7 @@ constexpr int64_t kPartCost = 1;     // to merge a part
 // Beyond this many blocks on each SM the last ones cost too little to look further.
 constexpr int64_t kMaxRounds = 16;
 
-int64_t rows_of(const Problem& p) { return p.batch * p.heads_q * p.len_q; }
+int64_t rows_of(const Problem& p) { return query_extents(p).count(); }
 
 // An upper bound of the keys that a tile of rows sees.
 int64_t visible_length(const Problem& p, const SplitShape& shape) {
@@ -57,21 +58,21 @@ int32_t choose_splits(const Problem& p, const Capabilities& capabilities, const 
 SplitWorkspace split_workspace(const Problem& p, int32_t num_splits) {
   if (num_splits <= 1) return {};
   const int64_t rows = rows_of(p);
-  const int64_t o_bytes = round_up(num_splits * rows * p.head_dim * 4, 256);
+  const int64_t o_bytes = round_up(num_splits * rows * p.head_dim_v * 4, 256);
   return {static_cast<size_t>(o_bytes), static_cast<size_t>(o_bytes + num_splits * rows * 4)};
 }
 
 MergeProblem split_merge(const Problem& p, int32_t num_splits, void* workspace) {
   MergeProblem merge;
   merge.num_parts = num_splits;
-  merge.batch = p.batch, merge.heads = p.heads_q, merge.len = p.len_q, merge.head_dim = p.head_dim;
-  const int64_t rows = rows_of(p);
-  merge.parts = {workspace, p.heads_q * p.len_q * p.head_dim, p.len_q * p.head_dim, p.head_dim,
-                 Dtype::kF32};
-  merge.part_stride = rows * p.head_dim;
+  const RowExtents e = query_extents(p);
+  merge.batch = e.batch, merge.heads = e.heads, merge.len = e.rows, merge.head_dim = p.head_dim_v;
+  const int64_t dim = p.head_dim_v;
+  merge.parts = {workspace, e.heads * e.rows * dim, e.rows * dim, dim, Dtype::kF32};
+  merge.part_stride = e.count() * dim;
   char* lse = static_cast<char*>(workspace) + split_workspace(p, num_splits).lse_offset;
-  merge.lse_parts = {reinterpret_cast<float*>(lse), p.heads_q * p.len_q, p.len_q, 1};
-  merge.lse_part_stride = rows;
+  merge.lse_parts = {reinterpret_cast<float*>(lse), e.heads * e.rows, e.rows, 1};
+  merge.lse_part_stride = e.count();
   merge.o = p.o;
   merge.lse = p.lse;
   return merge;

@@ -18,7 +18,8 @@ void for_each_row(const LaunchContext& context, int64_t count, F f) {
                              });
 }
 
-[[maybe_unused]] Status forward(const Problem& p, const Plan&, const LaunchContext& context) {
+[[maybe_unused]] Status forward(const Problem& problem, const Plan&, const LaunchContext& context) {
+  const FullProblem p(problem);
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;
     for_each_row(context, query_rows(p),
@@ -27,30 +28,36 @@ void for_each_row(const LaunchContext& context, int64_t count, F f) {
   });
 }
 
-[[maybe_unused]] Status backward(const Problem& p, const Plan&, const LaunchContext& context) {
+[[maybe_unused]] Status backward(const Problem& problem, const Plan&,
+                                 const LaunchContext& context) {
+  const FullProblem p(problem);
+  ReferenceScratch scratch;
+  scratch.delta = delta_scratch(p, context.workspace);
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;
-    ReferenceScratch scratch;
-    scratch.delta = static_cast<float*>(context.workspace);
     for_each_row(context, query_rows(p),
                  [&](auto team, int64_t i) { dq_index<T>(team, p, scratch, i); });
     for_each_row(context, key_rows(p),
                  [&](auto team, int64_t i) { dkv_index<T>(team, p, scratch, i); });
+    for_each_row(context, modifier_gradients(p),
+                 [&](auto team, int64_t i) { modifier_index<T>(team, p, scratch, i); });
     return CUFLASH_SUCCESS;
   });
 }
 
-[[maybe_unused]] Status decode(const Problem& p, const Plan& plan, const LaunchContext& context) {
-  if (plan.num_splits == 1) return forward(p, plan, context);
+[[maybe_unused]] Status decode(const Problem& problem, const Plan& plan,
+                               const LaunchContext& context) {
+  if (plan.num_splits == 1) return forward(problem, plan, context);
+  const FullProblem p(problem);
+  ReferenceScratch scratch;
+  scratch.num_splits = plan.num_splits;
+  scratch.parts = split_merge(problem, plan.num_splits, context.workspace);
   return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
     using T = typename decltype(tag)::Type;
-    ReferenceScratch scratch;
-    scratch.num_splits = plan.num_splits;
-    scratch.parts = split_merge(p, plan.num_splits, context.workspace);
     for_each_row(context, plan.num_splits * query_rows(p),
                  [&](auto team, int64_t i) { split_index<T>(team, p, scratch, i); });
     for_each_row(context, query_rows(p),
-                 [&](auto team, int64_t i) { merge_index<float, T>(team, scratch.parts, i); });
+                 [&](auto team, int64_t i) { combine_index<T>(team, p, scratch, i); });
     return CUFLASH_SUCCESS;
   });
 }
@@ -59,7 +66,7 @@ constexpr Variant kRows[] = {
     {"fwd_reference_cpu", "reference", Operation::kForward, true, 1, 1, 0, 0, 0, accept_all,
      plan_nothing, CUFLASH_ENTRY_fwd_reference_cpu(forward), nullptr},
     {"bwd_reference_cpu", "reference", Operation::kBackward, true, 1, 1, 0, 0, 0, accept_all,
-     plan_delta, CUFLASH_ENTRY_bwd_reference_cpu(backward), nullptr},
+     plan_reference_backward, CUFLASH_ENTRY_bwd_reference_cpu(backward), nullptr},
     {"dec_reference_cpu", "reference", Operation::kDecode, true, 1, 1, 0, 0, 0, accept_all,
      plan_splits, CUFLASH_ENTRY_dec_reference_cpu(decode), nullptr},
 };

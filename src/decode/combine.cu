@@ -5,8 +5,9 @@
 
 #include "attention/lanes.hpp"
 #include "attention/online_softmax.hpp"
-#include "attention/reference.hpp"
+#include "attention/row_index.hpp"
 #include "common/dtype_dispatch.hpp"
+#include "common/integer.hpp"
 #include "core/split.hpp"
 #include "device/launch.cuh"
 
@@ -16,17 +17,18 @@ namespace decode {
 constexpr int kWarps = 4;
 constexpr int kCombineThreads = 32 * kWarps;
 constexpr int kPartsAtOnce = 4;  // of a warp
+using Lanes = WarpLanes<kMaxTiledHeadDim>;
 
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ MergeProblem p) {
   __shared__ float s_lse[kMaxSplits];
   __shared__ float s_l[kWarps];
-  __shared__ float s_o[kWarps][kMaxHeadDim];
+  __shared__ float s_o[kWarps][kMaxTiledHeadDim];
   const int num_parts = static_cast<int>(p.num_parts);
   const int head_dim = static_cast<int>(p.head_dim);
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const WarpLanes lanes{static_cast<int>(threadIdx.x % 32)};
+  const Lanes lanes{static_cast<int>(threadIdx.x % 32)};
 
   for (int64_t index = blockIdx.x; index < p.batch * p.heads * p.len; index += gridDim.x) {
     const RowIndex i = row_index(index, p.heads, p.len);
@@ -42,9 +44,9 @@ __global__ void __launch_bounds__(kCombineThreads)
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, offset));
 
     float l = 0;
-    float acc[WarpLanes::kSlots] = {};
+    float acc[Lanes::kSlots] = {};
     for (int first = warp; first < num_parts; first += kWarps * kPartsAtOnce) {
-      float o[kPartsAtOnce][WarpLanes::kSlots], weight[kPartsAtOnce];
+      float o[kPartsAtOnce][Lanes::kSlots], weight[kPartsAtOnce];
 #pragma unroll
       for (int n = 0; n < kPartsAtOnce; ++n) {
         const int part = first + n * kWarps;

@@ -6,6 +6,7 @@
 //   CUFLASH_TEST_DRAW    runs only this draw of each shard, as a failure's message says
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -43,6 +44,40 @@ MaskSpec random_mask(Random& random, const Shape& s) {
   if (mask.align != CUFLASH_ALIGN_OFFSET) mask.offset = 0;
   if (mask.align != CUFLASH_ALIGN_DEVICE_OFFSETS) mask.offsets.clear();
   return mask;
+}
+
+// Adds some of the features that only the reference takes.
+void add_random_features(Random& random, Case& c) {
+  Shape& s = c.shape;
+  const bool backward = c.operation == Operation::kBackward,
+             decode = c.operation == Operation::kDecode;
+  const auto one_in = [&](int64_t n) { return random.below(n) == 0; };
+  const auto lengths = [&](int64_t most) {
+    std::vector<int32_t> list;
+    for (int64_t b = 0; b < s.batch; ++b)
+      list.push_back(static_cast<int32_t>(one_in(4) ? 0 : random.below(most + 1)));
+    return list;
+  };
+  if (one_in(2)) {  // ragged
+    if (one_in(2)) c.lengths_q = lengths(s.len_q);
+    if (!decode && one_in(2)) c.lengths = lengths(s.len_k);
+    if (one_in(2)) c.packing_q = {true, random.below(3), random.below(3)};
+    if (!decode && one_in(2)) c.packing_k = {true, random.below(3), random.below(3)};
+    if (one_in(3)) c.left_pad = lengths(std::min<int64_t>(s.len_k, 5));
+  }
+  if (one_in(4)) c.softcap = one_in(2) ? 0.5f : 20;
+  if (one_in(4)) c.bias = {one_in(2), one_in(2), one_in(2), random.pick(kAllDtypes)};
+  if (one_in(4)) c.slopes = {one_in(2), random.pick(kAllDtypes)};
+  if (one_in(4)) c.sinks = random.pick(kAllDtypes);
+  if (one_in(4)) c.dropout = {one_in(8) ? 1 : 0.25f, random.bits(), one_in(2) ? 0 : random.bits()};
+  if (one_in(4)) {
+    constexpr int64_t kDims[] = {1, 16, 64, 128, 200, 256, 512, 576};
+    s.head_dim_v = random.pick(kDims);
+    if (!backward && one_in(2)) s.head_dim = random.pick(kDims);
+    if (backward) s.head_dim_v = std::min<int64_t>(s.head_dim_v, 256);
+  }
+  c.wide = one_in(4);
+  c.d_lse = backward && one_in(4);
 }
 
 // Multiply-adds of the widest product.
@@ -256,7 +291,8 @@ TEST_P(Draws, Accurate) {
     const uint64_t seed =
         static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + draw);
     Random random(seed);
-    const Case c = random_case(random, target.device, target.operation);
+    Case c = random_case(random, target.device, target.operation);
+    if (family_of(target.kernel) == "reference" && random.below(2)) add_random_features(random, c);
     if (only >= 0 && draw != only) continue;
     char repeat[200];
     std::snprintf(repeat, sizeof repeat,

@@ -136,6 +136,8 @@ inline void expect_same_bits(const Results& a, const Results& b) {
   EXPECT_EQ(a.dq.x, b.dq.x);
   EXPECT_EQ(a.dk.x, b.dk.x);
   EXPECT_EQ(a.dv.x, b.dv.x);
+  EXPECT_EQ(a.d_bias.x, b.d_bias.x);
+  EXPECT_EQ(a.d_sinks.x, b.d_sinks.x);
 }
 
 }  // namespace cuflash_test

@@ -42,6 +42,7 @@ void for_each_block(const char* name, const Tensor& t, F block) {
     for (int64_t h = 0; h < t.heads; ++h)
       for (int64_t begin = 0; begin < t.rows; begin += kBlockRows) {
         const int64_t end = std::min(begin + kBlockRows, t.rows);
+        if (t.dim == 0) continue;
         const size_t first = t.index(b, h, begin, 0);
         block(first, first + static_cast<size_t>((end - begin) * t.dim),
               block_name(name, b, h, begin, end));
@@ -133,17 +134,19 @@ Accuracy judge_by(const Problem& problem, const Results& got, const Results& ref
     return list;
   };
   Accuracy accuracy;
-  const auto add = [&](const char* name, const Tensor Results::*member) {
-    accuracy.fold(
-        check_tensor(name, got.*member, reference.*member, samples(member), problem.dtype));
+  const auto add = [&](const char* name, const Tensor Results::*member, Dtype dtype) {
+    accuracy.fold(check_tensor(name, got.*member, reference.*member, samples(member), dtype));
   };
+  const Dtype output = problem.output_dtype();
   if (problem.operation == Operation::kBackward) {
-    add("dq", &Results::dq);
-    add("dk", &Results::dk);
-    add("dv", &Results::dv);
+    add("dq", &Results::dq, output);
+    add("dk", &Results::dk, output);
+    add("dv", &Results::dv, output);
+    if (problem.bias) add("dbias", &Results::d_bias, problem.bias->dtype);
+    if (problem.sinks) add("dsinks", &Results::d_sinks, *problem.sinks);
     return accuracy;
   }
-  add("o", &Results::o);
+  add("o", &Results::o, output);
   if (!got.lse.x.empty())
     accuracy.fold(check_lse(got.lse, reference.lse, samples(&Results::lse), problem.dtype));
   return accuracy;

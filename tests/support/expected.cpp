@@ -39,7 +39,8 @@ Key key_of(const Problem& p, const Inputs& inputs) {
   key.add(p.operation);
   key.add(p.dtype);
   const Shape& s = p.shape;
-  for (const int64_t n : {s.batch, s.heads_q, s.heads_kv, s.len_q, s.len_k, s.head_dim}) key.add(n);
+  for (const int64_t n : {s.batch, s.heads_q, s.heads_kv, s.len_q, s.len_k, s.head_dim, s.dim_v()})
+    key.add(n);
   key.add(p.mask.causal);
   key.add(p.mask.align);
   key.add(p.mask.offset);
@@ -50,14 +51,27 @@ Key key_of(const Problem& p, const Inputs& inputs) {
   key.add(p.scale_set);
   key.add(p.scale);
   key.add(p.lengths);
+  key.add(p.left_pad);
+  key.add(p.lengths_q);
+  key.add(p.softcap);
+  key.add(p.bias ? p.bias->dtype : Dtype{});
+  key.add(p.slopes.has_value());
+  key.add(p.sinks.value_or(Dtype{}));
+  key.add(p.dropout.p);
+  key.add(p.dropout.seed);
+  key.add(p.dropout.offset);
+  key.add(p.wide);
+  key.add(p.d_lse);
   // Not o and lse: those are the kernel's own, and neither algorithm reads them.
-  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &inputs.d_o}) key.add(*t);
+  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &inputs.d_o, &inputs.bias,
+                          &inputs.slopes, &inputs.sinks, &inputs.d_lse})
+    key.add(*t);
   return key;
 }
 
 size_t bytes_of(const Results& r) {
-  return sizeof(double) *
-         (r.o.x.size() + r.lse.x.size() + r.dq.x.size() + r.dk.x.size() + r.dv.x.size());
+  return sizeof(double) * (r.o.x.size() + r.lse.x.size() + r.dq.x.size() + r.dk.x.size() +
+                           r.dv.x.size() + r.d_bias.x.size() + r.d_sinks.x.size());
 }
 
 size_t bytes_of(const Expected& expected) {

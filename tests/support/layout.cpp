@@ -49,27 +49,42 @@ Layout random_layout(const Extents& e, Random& random) {
   return layout;
 }
 
+Extents memory_extents(const Extents& logical, const RowMap& rows) {
+  return {rows.packed ? 1 : logical.batch, logical.heads, rows.memory_rows, logical.dim};
+}
+
+RowMap whole_rows(const Extents& e) {
+  return {false, e.rows, std::vector<RowMap::Entry>(static_cast<size_t>(e.batch), {0, e.rows})};
+}
+
 StridedTensor::StridedTensor(Device device, Dtype dtype, const Extents& extents,
                              const Layout& layout)
+    : StridedTensor(device, dtype, extents, layout, whole_rows(extents)) {}
+
+StridedTensor::StridedTensor(Device device, Dtype dtype, const Extents& extents,
+                             const Layout& layout, RowMap rows)
     : dtype_(dtype),
       extents_(extents),
       layout_(layout),
-      image_(span_bytes(dtype, extents, layout), kPoison),
+      rows_(std::move(rows)),
+      image_(span_bytes(dtype, memory_extents(extents, rows_), layout), kPoison),
       buffer_(device, image_.size()) {
   buffer_.fill(kPoison);
 }
 
 template <class F>
 void StridedTensor::for_each_element(F f) const {
-  size_t n = 0;
   const int64_t bytes = bytes_of(dtype_);
-  for (int64_t b = 0; b < extents_.batch; ++b)
+  for (int64_t b = 0; b < extents_.batch; ++b) {
+    const RowMap::Entry& rows = rows_.entries[static_cast<size_t>(b)];
     for (int64_t h = 0; h < extents_.heads; ++h)
-      for (int64_t r = 0; r < extents_.rows; ++r) {
-        const int64_t first = layout_.offset + b * layout_.batch_stride + h * layout_.head_stride +
-                              r * layout_.row_stride;
+      for (int64_t r = 0; r < rows.count; ++r) {
+        const int64_t first = layout_.offset + (rows_.packed ? 0 : b * layout_.batch_stride) +
+                              h * layout_.head_stride + (rows.first + r) * layout_.row_stride;
+        auto n = static_cast<size_t>(((b * extents_.heads + h) * extents_.rows + r) * extents_.dim);
         for (int64_t c = 0; c < extents_.dim; ++c) f(n++, static_cast<size_t>((first + c) * bytes));
       }
+  }
 }
 
 void StridedTensor::write(const Tensor& values) {

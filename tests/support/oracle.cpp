@@ -30,22 +30,59 @@ MaskSpec window_mask(int64_t left, int64_t right) {
   return mask;
 }
 
+namespace {
+
+int64_t entry(const std::vector<int32_t>& list, int64_t b, int64_t otherwise, int64_t most) {
+  if (list.empty()) return otherwise;
+  return std::min(std::max<int64_t>(list[static_cast<size_t>(b)], 0), most);
+}
+
+}  // namespace
+
+int64_t Problem::pad_of(int64_t b) const {
+  return entry(left_pad, b, 0, entry(lengths, b, shape.len_k, shape.len_k));
+}
 int64_t Problem::keys_of(int64_t b) const {
-  if (lengths.empty()) return shape.len_k;
-  return std::min(std::max<int64_t>(lengths[static_cast<size_t>(b)], 0), shape.len_k);
+  return entry(lengths, b, shape.len_k, shape.len_k) - pad_of(b);
+}
+int64_t Problem::rows_of(int64_t b) const { return entry(lengths_q, b, shape.len_q, shape.len_q); }
+
+int64_t Problem::centre(int64_t b, int64_t row) const {
+  if (mask.align == CUFLASH_ALIGN_BOTTOM_RIGHT) return row + keys_of(b) - rows_of(b);
+  if (mask.align == CUFLASH_ALIGN_OFFSET) return row + mask.offset;
+  if (mask.align == CUFLASH_ALIGN_DEVICE_OFFSETS) return row + mask.offsets[static_cast<size_t>(b)];
+  return row;
 }
 
 bool Problem::sees(int64_t b, int64_t row, int64_t key) const {
-  const int64_t keys = keys_of(b);
-  if (key >= keys) return false;
-  int64_t centre = row;
-  if (mask.align == CUFLASH_ALIGN_BOTTOM_RIGHT) centre += keys - shape.len_q;
-  if (mask.align == CUFLASH_ALIGN_OFFSET) centre += mask.offset;
-  if (mask.align == CUFLASH_ALIGN_DEVICE_OFFSETS) centre += mask.offsets[static_cast<size_t>(b)];
-  if (mask.causal && key > centre) return false;
-  if (mask.window && mask.left >= 0 && key < centre - mask.left) return false;
-  if (mask.window && mask.right >= 0 && key > centre + mask.right) return false;
+  if (key >= keys_of(b)) return false;
+  const int64_t c = centre(b, row);
+  if (mask.causal && key > c) return false;
+  if (mask.window && mask.left >= 0 && key < c - mask.left) return false;
+  if (mask.window && mask.right >= 0 && key > c + mask.right) return false;
   return true;
+}
+
+std::array<uint32_t, 4> DropoutSpec::words(int64_t head_of_batch, int64_t row, int64_t key) const {
+  const uint64_t position = offset + static_cast<uint64_t>(key) / 4;
+  uint64_t x[2] = {position,
+                   static_cast<uint64_t>(head_of_batch) << 32 | static_cast<uint64_t>(row)};
+  uint64_t round_key = seed;
+  const auto low = [](uint64_t n) { return n & 0xffffffffu; };
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = low(x[0]) * 0xD2511F53u, b = low(x[1]) * 0xCD9E8D57u;
+    x[0] = low((b >> 32) ^ (x[0] >> 32) ^ low(round_key)) | low(b) << 32;
+    x[1] = low((a >> 32) ^ (x[1] >> 32) ^ (round_key >> 32)) | low(a) << 32;
+    round_key = low(low(round_key) + 0x9E3779B9u) | low((round_key >> 32) + 0xBB67AE85u) << 32;
+  }
+  return {static_cast<uint32_t>(x[0]), static_cast<uint32_t>(x[0] >> 32),
+          static_cast<uint32_t>(x[1]), static_cast<uint32_t>(x[1] >> 32)};
+}
+
+bool DropoutSpec::drops(int64_t head_of_batch, int64_t row, int64_t key) const {
+  if (p == 0) return false;
+  return words(head_of_batch, row, key)[static_cast<size_t>(key % 4)] <
+         static_cast<double>(p) * 0x1p32;
 }
 
 namespace {
@@ -54,25 +91,30 @@ namespace {
 // `unit` is the scale at which an operand is rounded.
 struct Exact {
   using Real = double;
-  Dtype dtype;
+  Dtype dtype, output;
   double scale(const Problem& p) const {
     return p.scale_set ? p.scale : 1 / std::sqrt(static_cast<double>(p.shape.head_dim));
   }
   double operand(double x, double) const { return x; }
   double result(double x) const { return x; }
+  double result(double x, Dtype) const { return x; }
 };
 
 struct SamePrecision {
   using Real = float;
-  Dtype dtype;
+  Dtype dtype, output;
   float scale(const Problem& p) const {
     return p.scale_set ? p.scale
                        : static_cast<float>(1 / std::sqrt(static_cast<double>(p.shape.head_dim)));
   }
   float operand(float x, float unit) const {
+    // In a variation (unit is not 1) nothing is lost to underflow: by luck that may come nearer to the truth.
+    constexpr float kSmallestNormalOfF16 = 0x1p-14f;
+    if (dtype == Dtype::kF16 && unit != 1 && std::abs(x) < kSmallestNormalOfF16) return x;
     return static_cast<float>(round_to(dtype, x * unit)) / unit;
   }
-  double result(float x) const { return round_to(dtype, x); }
+  double result(float x) const { return round_to(output, x); }
+  double result(float x, Dtype of) const { return round_to(of, x); }
 };
 
 // One (batch, key/value head): rows as [row][channel] and, for products along the channels, as
@@ -118,7 +160,7 @@ class Attention {
   Attention(const Problem& problem, const Inputs& inputs, uint64_t variation)
       : p_(problem),
         in_(inputs),
-        precision_{problem.dtype},
+        precision_{problem.dtype, problem.output_dtype()},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
         random_(variation) {}
@@ -126,15 +168,23 @@ class Attention {
   Results run() {
     const Shape& s = p_.shape;
     const bool backward = p_.operation == Operation::kBackward;
-    out_.o = Tensor(s.batch, s.heads_q, s.len_q, s.head_dim);
+    out_.o = Tensor(s.batch, s.heads_q, s.len_q, s.dim_v());
     out_.lse = Tensor(s.batch, s.heads_q, s.len_q, 1);
     if (backward) {
-      out_.dq = out_.o;
+      out_.dq = Tensor(s.batch, s.heads_q, s.len_q, s.head_dim);
       out_.dk = Tensor(s.batch, s.heads_kv, s.len_k, s.head_dim);
-      out_.dv = out_.dk;
+      out_.dv = Tensor(s.batch, s.heads_kv, s.len_k, s.dim_v());
+      out_.d_bias = Tensor(in_.bias.batch, in_.bias.heads, in_.bias.rows, in_.bias.dim);
+      out_.d_sinks = Tensor(in_.sinks.batch, in_.sinks.heads, in_.sinks.rows, in_.sinks.dim);
+      d_bias_.assign(out_.d_bias.x.size(), 0);
+      d_sinks_.assign(out_.d_sinks.x.size(), 0);
     }
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t head_kv = 0; head_kv < s.heads_kv; ++head_kv) group(b, head_kv, backward);
+    for (size_t n = 0; n < d_bias_.size(); ++n)
+      out_.d_bias.x[n] = precision_.result(d_bias_[n], p_.bias->dtype);
+    for (size_t n = 0; n < d_sinks_.size(); ++n)
+      out_.d_sinks.x[n] = precision_.result(d_sinks_[n], *p_.sinks);
     return std::move(out_);
   }
 
@@ -142,21 +192,21 @@ class Attention {
   void group(int64_t b, int64_t head_kv, bool backward) {
     const Shape& s = p_.shape;
     const Matrix<Real> k(in_.k, b, head_kv), v(in_.v, b, head_kv);
-    const size_t kv_size = static_cast<size_t>(s.len_k * s.head_dim);
-    std::vector<Real> dk(backward ? kv_size : 0), dv(dk);
+    const size_t k_size = static_cast<size_t>(s.len_k * s.head_dim),
+                 v_size = static_cast<size_t>(s.len_k * s.dim_v());
+    std::vector<Real> dk(backward ? k_size : 0), dv(backward ? v_size : 0);
     const int64_t group = s.heads_q / s.heads_kv;
     channels_ = order(s.head_dim);
+    channels_v_ = s.dim_v() == s.head_dim ? channels_ : order(s.dim_v());
     for (const int64_t head_in_group : order(group))
-      for (const int64_t i : order(s.len_q)) {
+      for (const int64_t i : order(p_.rows_of(b))) {
         const int64_t head = head_kv * group + head_in_group;
-        find_visible(b, i);
+        find_visible(b, head, i);
         forward_row(b, head, i, k, v);
         if (backward) backward_row(b, head, i, k, v, dk.data(), dv.data());
       }
-    for (size_t n = 0; backward && n < kv_size; ++n) {
-      out_.dk.row(b, head_kv, 0)[n] = precision_.result(dk[n]);
-      out_.dv.row(b, head_kv, 0)[n] = precision_.result(dv[n]);
-    }
+    for (size_t n = 0; n < dk.size(); ++n) out_.dk.row(b, head_kv, 0)[n] = precision_.result(dk[n]);
+    for (size_t n = 0; n < dv.size(); ++n) out_.dv.row(b, head_kv, 0)[n] = precision_.result(dv[n]);
   }
 
   // 0 .. n - 1 in the order of summation.
@@ -172,16 +222,48 @@ class Attention {
   }
   Real rounding_unit() { return vary_ ? static_cast<Real>(1 + random_.uniform()) : Real{1}; }
 
-  // visible_ lists the keys; begin_ and end_ bound them.
-  void find_visible(int64_t b, int64_t i) {
+  // The element of an array that repeats along extents of 1.
+  static size_t repeated(const Tensor& t, int64_t b, int64_t h, int64_t r, int64_t c) {
+    return t.index(t.batch == 1 ? 0 : b, t.heads == 1 ? 0 : h, t.rows == 1 ? 0 : r, c);
+  }
+
+  // visible_ lists the keys; begin_ and end_ bound them. A bias of -infinity hides a key.
+  void find_visible(int64_t b, int64_t head, int64_t i) {
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
     visible_.clear();
     for (int64_t j = 0; j < p_.shape.len_k; ++j)
-      if (p_.sees(b, i, j)) visible_.push_back(j);
+      if (p_.sees(b, i, j) &&
+          !(p_.bias && in_.bias.x[repeated(in_.bias, b, head, i, j)] == kHidden))
+        visible_.push_back(j);
     begin_ = visible_.empty() ? 0 : visible_.front();
     end_ = visible_.empty() ? 0 : visible_.back() + 1;
     shuffle(visible_);
     scores_.resize(static_cast<size_t>(p_.shape.len_k));
     d_p_.resize(scores_.size());
+    slope_.assign(scores_.size(), 1);
+    kept_.assign(scores_.size(), 1);
+  }
+
+  // From products to scores, with their derivatives in slope_; and what dropout makes of each probability in kept_.
+  void modify_scores(int64_t b, int64_t head, int64_t i) {
+    const Real cap = p_.softcap;
+    for (const int64_t j : visible_) {
+      Real& s = scores_[j];
+      s *= scale_;
+      if (cap > 0) {
+        const Real t = std::tanh(s / cap);
+        s = cap * t;
+        slope_[j] = 1 - t * t;
+      }
+      if (p_.bias) s += static_cast<Real>(in_.bias.x[repeated(in_.bias, b, head, i, j)]);
+      if (p_.slopes)
+        s -= static_cast<Real>(in_.slopes.x[repeated(in_.slopes, b, head, 0, 0)]) *
+             static_cast<Real>(std::abs(p_.centre(b, i) - j));
+      if (p_.dropout.p > 0)
+        kept_[j] = p_.dropout.drops(b * p_.shape.heads_q + head, i, j)
+                       ? Real{0}
+                       : 1 / (1 - static_cast<Real>(p_.dropout.p));
+    }
   }
 
   std::vector<Real> real_row(const Tensor& t, int64_t b, int64_t h, int64_t r) const {
@@ -192,24 +274,29 @@ class Attention {
                    const Matrix<Real>& v) {
     const std::vector<Real> q = real_row(in_.q, b, head, i);
     k.products(q.data(), channels_, begin_, end_, scores_.data());
-    Real m = -std::numeric_limits<Real>::infinity();
-    for (const int64_t j : visible_) m = std::max(m, scores_[j] *= scale_);
+    modify_scores(b, head, i);
+    const Real sink = p_.sinks ? static_cast<Real>(in_.sinks.at(0, head, 0))
+                               : -std::numeric_limits<Real>::infinity();
+    const bool empty = visible_.empty() && std::isinf(sink);
+    Real m = sink;
+    for (const int64_t j : visible_) m = std::max(m, scores_[j]);
     // As well subtracted as the maximum itself; and P may be divided by its sum before or after the product.
     if (vary_) m += static_cast<Real>(random_.uniform());
     const bool divide_last = vary_ && random_.below(2) == 0;
-    Real l = 0;
+    const bool by_lse = vary_ && p_.operation == Operation::kDecode && random_.below(2) == 0;
+    Real l = std::isinf(sink) ? 0 : std::exp(sink - m);
     for (const int64_t j : visible_) l += std::exp(scores_[j] - m);
-    lse_ = visible_.empty() ? m : m + std::log(l);
-    std::vector<Real> o(q.size());
+    lse_ = empty ? -std::numeric_limits<Real>::infinity() : m + std::log(l);
+    const Real sum = by_lse && !empty ? std::exp(lse_ - m) : l;
+    std::vector<Real> o(static_cast<size_t>(v.dim));
     const Real unit = rounding_unit();
     for (const int64_t j : visible_) {
-      const Real weight = std::exp(scores_[j] - m);
-      add_scaled(o.data(), precision_.operand(divide_last ? weight : weight / l, unit), v.row(j),
+      const Real weight = std::exp(scores_[j] - m) * kept_[j];
+      add_scaled(o.data(), precision_.operand(divide_last ? weight : weight / sum, unit), v.row(j),
                  v.dim);
     }
     for (size_t c = 0; c < o.size(); ++c)
-      out_.o.row(b, head, i)[c] =
-          precision_.result(divide_last && !visible_.empty() ? o[c] / l : o[c]);
+      out_.o.row(b, head, i)[c] = precision_.result(divide_last && !empty ? o[c] / sum : o[c]);
     out_.lse.at(b, head, i) = lse_;
   }
 
@@ -220,13 +307,19 @@ class Attention {
     const std::vector<Real> o = real_row(out_.o, b, head, i);
     Real delta = 0;
     for (size_t c = 0; c < o.size(); ++c) delta += o[c] * d_o[c];
-    v.products(d_o.data(), channels_, begin_, end_, d_p_.data());
+    if (p_.d_lse) delta -= static_cast<Real>(in_.d_lse.at(b, head, i));
+    v.products(d_o.data(), channels_v_, begin_, end_, d_p_.data());
+    if (p_.sinks && !std::isinf(in_.sinks.at(0, head, 0)))
+      d_sinks_[static_cast<size_t>(head)] -=
+          std::exp(static_cast<Real>(in_.sinks.at(0, head, 0)) - lse_) * delta;
     std::vector<Real> dq(q.size());
     const Real unit_p = rounding_unit(), unit_s = rounding_unit();
     for (const int64_t j : visible_) {
       const Real weight = std::exp(scores_[j] - lse_);
-      const Real d_s = precision_.operand(weight * (d_p_[j] - delta), unit_s);
-      add_scaled(dv + j * v.dim, precision_.operand(weight, unit_p), d_o.data(), v.dim);
+      const Real d_score = weight * (kept_[j] * d_p_[j] - delta);
+      if (p_.bias) d_bias_[repeated(in_.bias, b, head, i, j)] += d_score;
+      const Real d_s = precision_.operand(d_score * slope_[j], unit_s);
+      add_scaled(dv + j * v.dim, precision_.operand(weight * kept_[j], unit_p), d_o.data(), v.dim);
       add_scaled(dq.data(), d_s * scale_, k.row(j), k.dim);
       add_scaled(dk + j * k.dim, d_s * scale_, q.data(), k.dim);
     }
@@ -240,9 +333,10 @@ class Attention {
   const bool vary_;
   Random random_;
   Results out_;
-  std::vector<int64_t> channels_, visible_;
+  std::vector<int64_t> channels_, channels_v_, visible_;
   int64_t begin_ = 0, end_ = 0;
-  std::vector<Real> scores_, d_p_;
+  std::vector<Real> scores_, d_p_, slope_, kept_;
+  std::vector<Real> d_bias_, d_sinks_;
   Real lse_ = 0;
 };
 
@@ -258,11 +352,9 @@ Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation) 
 
 Results merge_oracle(const std::vector<Results>& parts, bool base2) {
   const double unit = base2 ? std::log(2.0) : 1;
-  Results out{Tensor(parts[0].o.batch, parts[0].o.heads, parts[0].o.rows, parts[0].o.dim),
-              parts[0].lse,
-              {},
-              {},
-              {}};
+  Results out;
+  out.o = Tensor(parts[0].o.batch, parts[0].o.heads, parts[0].o.rows, parts[0].o.dim);
+  out.lse = parts[0].lse;
   out.lse.for_each([&](int64_t b, int64_t h, int64_t r, int64_t, double& lse) {
     double m = -std::numeric_limits<double>::infinity(), l = 0;
     for (const Results& part : parts) m = std::max(m, part.lse.at(b, h, r) * unit);

@@ -3,21 +3,104 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 namespace cuflash_test {
 namespace {
 
-const char* const kRoleNames[] = {"q", "k", "v", "o", "lse", "dO", "dq", "dk", "dv"};
+const char* const kRoleNames[kRoleCount] = {"q",    "k",     "v",     "o",     "lse",    "dO",
+                                            "dq",   "dk",    "dv",    "bias",  "slopes", "sinks",
+                                            "dlse", "delta", "dbias", "dsinks"};
 
-bool is_input(Role role, Operation operation) {
-  if (role == kQ || role == kK || role == kV || role == kDo) return true;
-  return (role == kO || role == kLse) && operation == Operation::kBackward;
+// Of the tensors that the oracle knows.
+Tensor Inputs::*const kInputs[kRoleCount] = {
+    &Inputs::q,     &Inputs::k,     &Inputs::v,  &Inputs::o,    &Inputs::lse,    &Inputs::d_o,
+    &Inputs::dq,    &Inputs::dk,    &Inputs::dv, &Inputs::bias, &Inputs::slopes, &Inputs::sinks,
+    &Inputs::d_lse, &Inputs::delta, nullptr,     nullptr};
+Tensor Results::*const kResults[kRoleCount] = {
+    nullptr,      nullptr,         nullptr,          &Results::o,      &Results::lse, nullptr,
+    &Results::dq, &Results::dk,    &Results::dv,     nullptr,          nullptr,       nullptr,
+    nullptr,      &Results::delta, &Results::d_bias, &Results::d_sinks};
+
+bool is_input(Role role, const Case& c) {
+  const bool backward = c.operation == Operation::kBackward;
+  switch (role) {
+    case kO:
+    case kLse:
+      return backward;
+    case kDelta:
+      return c.delta == Delta::kGiven;
+    case kDq:
+    case kDk:
+    case kDv:
+    case kDbias:
+    case kDsinks:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Whether an output has contents before the call.
+bool is_updated(Role role, const Case& c) {
+  if (role == kO || role == kLse) return c.accumulates();
+  return (role == kDq || role == kDk || role == kDv) &&
+         (c.gradient_flags & CUFLASH_GRADIENTS_ACCUMULATE) != 0;
 }
 
 bool is_used(Role role, const Case& c) {
-  if (role == kLse) return c.want_lse || c.operation == Operation::kBackward;
-  return role <= kO || c.operation == Operation::kBackward;
+  const bool backward = c.operation == Operation::kBackward;
+  switch (role) {
+    case kQ:
+    case kK:
+    case kV:
+      return true;
+    case kO:
+      return c.delta != Delta::kGiven;
+    case kLse:
+      return c.want_lse || backward;
+    case kBias:
+      return c.bias.has_value();
+    case kSlopes:
+      return c.slopes.has_value();
+    case kSinks:
+      return c.sinks.has_value();
+    case kDlse:
+      return backward && c.d_lse;
+    case kDelta:
+      return backward && c.delta != Delta::kNone;
+    case kDbias:
+      return backward && c.bias.has_value();
+    case kDsinks:
+      return backward && c.sinks.has_value();
+    default:
+      return backward;
+  }
+}
+
+Dtype dtype_of(Role role, const Case& c) {
+  switch (role) {
+    case kLse:
+    case kDlse:
+    case kDelta:
+      return Dtype::kF32;
+    case kO:
+    case kDq:
+    case kDk:
+    case kDv:
+      return c.output_dtype();
+    case kBias:
+    case kDbias:
+      return c.bias->dtype;
+    case kSlopes:
+      return c.slopes->dtype;
+    case kSinks:
+    case kDsinks:
+      return *c.sinks;
+    default:
+      return c.dtype;
+  }
 }
 
 std::string join(const std::vector<int32_t>& list) {
@@ -29,16 +112,82 @@ std::string join(const std::vector<int32_t>& list) {
 }  // namespace
 
 Extents Case::extents(Role role) const {
-  const bool keys = role == kK || role == kV || role == kDk || role == kDv;
-  return {shape.batch, keys ? shape.heads_kv : shape.heads_q, keys ? shape.len_k : shape.len_q,
-          role == kLse ? 1 : shape.head_dim};
+  const Shape& s = shape;
+  switch (role) {
+    case kQ:
+    case kDq:
+      return {s.batch, s.heads_q, s.len_q, s.head_dim};
+    case kO:
+    case kDo:
+      return {s.batch, s.heads_q, s.len_q, s.dim_v()};
+    case kK:
+    case kDk:
+      return {s.batch, s.heads_kv, s.len_k, s.head_dim};
+    case kV:
+    case kDv:
+      return {s.batch, s.heads_kv, s.len_k, s.dim_v()};
+    case kBias:
+    case kDbias: {
+      const BiasSpec spec = bias.value_or(BiasSpec{});
+      return {spec.per_batch ? s.batch : 1, spec.per_head ? s.heads_q : 1,
+              spec.per_row ? s.len_q : 1, s.len_k};
+    }
+    case kSlopes:
+      return {slopes && slopes->per_batch ? s.batch : 1, s.heads_q, 1, 1};
+    case kSinks:
+    case kDsinks:
+      return {1, s.heads_q, 1, 1};
+    default:
+      return {s.batch, s.heads_q, s.len_q, 1};
+  }
+}
+
+namespace {
+
+bool has_query_rows(Role role) {
+  return role == kQ || role == kO || role == kLse || role == kDo || role == kDq || role == kDlse ||
+         role == kDelta;
+}
+bool has_key_rows(Role role) { return role == kK || role == kV || role == kDk || role == kDv; }
+
+}  // namespace
+
+std::vector<int32_t> Case::offsets(bool of_queries) const {
+  const int64_t gap = (of_queries ? packing_q : packing_k).gap;
+  std::vector<int32_t> list = {0};
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    const int64_t rows = of_queries ? rows_of(b) : pad_of(b) + keys_of(b);
+    list.push_back(static_cast<int32_t>(list.back() + rows + gap));
+  }
+  return list;
+}
+
+RowMap Case::rows(Role role) const {
+  const Extents e = extents(role);
+  if (!has_query_rows(role) && !has_key_rows(role)) return whole_rows(e);
+  const bool queries = has_query_rows(role);
+  const Packing& packing = queries ? packing_q : packing_k;
+  const std::vector<int32_t> first = offsets(queries);
+  RowMap map{packing.packed, packing.packed ? first.back() + packing.spare : e.rows, {}};
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    const int64_t pad = queries ? 0 : pad_of(b);
+    int64_t count = queries ? rows_of(b) : keys_of(b);
+    // A cache has its slots whatever lengths a call is given.
+    if (operation == Operation::kDecode && !queries) count = shape.len_k - pad;
+    map.entries.push_back({(packing.packed ? first[static_cast<size_t>(b)] : 0) + pad, count});
+  }
+  return map;
 }
 
 Layout Case::layout(Role role) const {
   if (layouts[role]) return *layouts[role];
-  if (layout_seed == 0) return dense_layout(extents(role));
+  if (role == kDlse || role == kDelta) return layout(kLse);
+  if (role == kDbias) return layout(kBias);
+  const Extents e = memory_extents(extents(role), rows(role));
+  if (layout_seed == 0 || role == kSlopes || role == kSinks || role == kDsinks)
+    return role == kBias ? bhsd_layout(e) : dense_layout(e);
   Random random(layout_seed * kRoleCount + role);
-  return random_layout(extents(role), random);
+  return random_layout(e, random);
 }
 
 std::string describe(const Case& c) {
@@ -48,6 +197,7 @@ std::string describe(const Case& c) {
        << " kernel=" << (c.kernel.empty() ? "(chosen)" : c.kernel) << " B" << s.batch << " Hq"
        << s.heads_q << " Hkv" << s.heads_kv << " Sq" << s.len_q << " Sk" << s.len_k << " D"
        << s.head_dim;
+  if (s.dim_v() != s.head_dim) text << " Dv" << s.head_dim_v;
   if (c.mask.causal) text << " causal";
   if (c.mask.causal || c.mask.window) text << " align=" << c.mask.align;
   if (c.mask.align == CUFLASH_ALIGN_OFFSET) text << " offset=" << c.mask.offset;
@@ -55,6 +205,23 @@ std::string describe(const Case& c) {
   if (c.mask.window) text << " window=(" << c.mask.left << ',' << c.mask.right << ')';
   if (c.scale_set) text << " scale=" << c.scale;
   if (!c.lengths.empty()) text << " lengths=" << join(c.lengths);
+  if (!c.left_pad.empty()) text << " left_pad=" << join(c.left_pad);
+  if (!c.lengths_q.empty()) text << " lengths_q=" << join(c.lengths_q);
+  for (const Packing* packing : {&c.packing_q, &c.packing_k})
+    if (packing->packed)
+      text << (packing == &c.packing_q ? " packed_q" : " packed_k") << "(gap " << packing->gap
+           << " spare " << packing->spare << ')';
+  if (c.softcap > 0) text << " softcap=" << c.softcap;
+  if (c.bias)
+    text << " bias(" << name_of(c.bias->dtype) << (c.bias->per_batch ? " B" : " 1")
+         << (c.bias->per_head ? "H" : "1") << (c.bias->per_row ? "S" : "1") << ')';
+  if (c.slopes)
+    text << " slopes(" << name_of(c.slopes->dtype) << (c.slopes->per_batch ? " per batch)" : ")");
+  if (c.sinks) text << " sinks(" << name_of(*c.sinks) << ')';
+  if (c.dropout.p > 0)
+    text << " dropout(" << c.dropout.p << ' ' << c.dropout.seed << ' ' << c.dropout.offset << ')';
+  if (c.wide) text << " wide";
+  if (c.d_lse) text << " dlse";
   if (c.num_splits) text << " splits=" << c.num_splits;
   if (c.flags) text << " flags=" << c.flags;
   if (c.layout_seed) text << " layout_seed=" << c.layout_seed;
@@ -83,6 +250,7 @@ Case make_forward(const Case& backward) {
   forward.operation = Operation::kForward;
   forward.kernel = family_of(backward.kernel);
   forward.flags = 0;
+  forward.delta = Delta::kNone;
   forward.want_lse = true;
   forward.layout_seed = 0;
   for (auto& layout : forward.layouts) layout.reset();
@@ -92,18 +260,12 @@ Case make_forward(const Case& backward) {
 }  // namespace
 
 Inputs zero_inputs(const Case& c) {
-  const auto make = [&](Role role) {
-    const Extents e = c.extents(role);
-    return Tensor(e.batch, e.heads, e.rows, e.dim);
-  };
   Inputs inputs;
-  inputs.q = make(kQ);
-  inputs.k = make(kK);
-  inputs.v = make(kV);
-  if (c.operation == Operation::kBackward) {
-    inputs.d_o = make(kDo);
-    inputs.o = make(kO);
-    inputs.lse = make(kLse);
+  for (int i = 0; i < kRoleCount; ++i) {
+    const Role role = static_cast<Role>(i);
+    if (!is_used(role, c) || !(is_input(role, c) || is_updated(role, c))) continue;
+    const Extents e = c.extents(role);
+    inputs.*kInputs[i] = Tensor(e.batch, e.heads, e.rows, e.dim);
   }
   return inputs;
 }
@@ -122,6 +284,18 @@ Inputs make_inputs(const Case& c, DataKind kind, uint64_t seed) {
   fill(inputs.q, kind, 1, seed, large_channel, c.dtype);
   fill(inputs.k, kind, 2, seed, large_channel, c.dtype);
   fill(inputs.v, kind, 3, seed, -1, c.dtype);
+  if (c.bias) {
+    fill(inputs.bias, DataKind::kNormal, 5, seed, -1, c.bias->dtype);
+    Random random(seed);  // a bias may also hide keys
+    for (double& value : inputs.bias.x)
+      if (random.below(8) == 0) value = -std::numeric_limits<double>::infinity();
+  }
+  if (c.slopes) {
+    fill(inputs.slopes, DataKind::kNormal, 6, seed, -1, c.slopes->dtype);
+    for (double& value : inputs.slopes.x) value = round_to(c.slopes->dtype, value / 8);
+  }
+  if (c.sinks) fill(inputs.sinks, DataKind::kNormal, 7, seed, -1, *c.sinks);
+  if (c.d_lse) fill(inputs.d_lse, DataKind::kNormal, 8, seed, -1, Dtype::kF32);
   if (c.operation == Operation::kBackward) {
     fill(inputs.d_o, kind, 4, seed, -1, c.dtype);
     add_forward_results(c, inputs);
@@ -130,14 +304,12 @@ Inputs make_inputs(const Case& c, DataKind kind, uint64_t seed) {
 }
 
 Call::Call(const Case& c, const Inputs& inputs) : case_(c) {
-  const Tensor* values[kRoleCount] = {&inputs.q,   &inputs.k, &inputs.v, &inputs.o, &inputs.lse,
-                                      &inputs.d_o, nullptr,   nullptr,   nullptr};
   for (int i = 0; i < kRoleCount; ++i) {
     const Role role = static_cast<Role>(i);
     if (!is_used(role, c)) continue;
-    const Dtype dtype = role == kLse ? Dtype::kF32 : c.dtype;
-    tensors_[i] = std::make_unique<StridedTensor>(c.device, dtype, c.extents(role), c.layout(role));
-    if (is_input(role, c.operation)) tensors_[i]->write(*values[i]);
+    tensors_[i] = std::make_unique<StridedTensor>(c.device, dtype_of(role, c), c.extents(role),
+                                                  c.layout(role), c.rows(role));
+    if (is_input(role, c) || is_updated(role, c)) tensors_[i]->write(inputs.*kInputs[i]);
   }
 
   cuflash_problem_init(&problem_, sizeof problem_);
@@ -147,8 +319,9 @@ Call::Call(const Case& c, const Inputs& inputs) : case_(c) {
   problem_.heads_kv = c.shape.heads_kv;
   problem_.len_q = c.shape.len_q;
   problem_.head_dim = c.shape.head_dim;
+  problem_.head_dim_v = c.shape.head_dim_v;
   problem_.q = tensors_[kQ]->tensor();
-  problem_.o = tensors_[kO]->tensor();
+  if (tensors_[kO]) problem_.o = tensors_[kO]->tensor();
   if (tensors_[kLse]) {
     const Layout& layout = tensors_[kLse]->layout();
     problem_.lse = static_cast<float*>(tensors_[kLse]->data());
@@ -179,6 +352,7 @@ Call::Call(const Case& c, const Inputs& inputs) : case_(c) {
 
   cuflash_gradients_init(&gradients_, sizeof gradients_);
   cuflash_kv_cache_init(&cache_, sizeof cache_);
+  add_features(c);
   const cuflash_handle_t handle = handle_of(c.device);
   if (c.operation == Operation::kDecode) {
     cache_.k = tensors_[kK]->tensor();
@@ -209,6 +383,62 @@ Call::Call(const Case& c, const Inputs& inputs) : case_(c) {
   }
 }
 
+const int32_t* Call::integers(const std::vector<int32_t>& values) {
+  integers_.push_back(std::make_unique<DeviceArray<int32_t>>(case_.device, values));
+  return integers_.back()->data();
+}
+
+void Call::add_features(const Case& c) {
+  if (c.packing_q.packed) {
+    problem_.cu_seqlens_q = integers(c.offsets(true));
+    problem_.total_q = c.rows(kQ).memory_rows;
+  }
+  if (c.packing_k.packed) {
+    problem_.cu_seqlens_k = integers(c.offsets(false));
+    problem_.total_k = c.rows(kK).memory_rows;
+  }
+  const auto used = [&](const Packing& packing, const std::vector<int32_t>& lengths, int64_t most) {
+    if (!packing.packed || (packing.gap > 0 && !lengths.empty())) return integers(lengths);
+    if (packing.gap == 0) return static_cast<const int32_t*>(nullptr);
+    return integers(
+        std::vector<int32_t>(static_cast<size_t>(c.shape.batch), static_cast<int32_t>(most)));
+  };
+  problem_.seqused_q = used(c.packing_q, c.lengths_q, c.shape.len_q);
+  if (c.operation != Operation::kDecode)
+    problem_.seqused_k = used(c.packing_k, c.lengths, c.shape.len_k);
+  if (!c.left_pad.empty()) {
+    problem_.flags |= CUFLASH_PROBLEM_LEFT_PADDED;
+    problem_.leftpad_k = integers(c.left_pad);
+  }
+  problem_.softcap = c.softcap;
+  if (c.bias) {
+    const Layout& layout = tensors_[kBias]->layout();
+    problem_.bias = data(kBias);
+    problem_.bias_dtype = static_cast<int32_t>(c.bias->dtype);
+    problem_.bias_batch_stride = c.bias->per_batch ? layout.batch_stride : 0;
+    problem_.bias_head_stride = c.bias->per_head ? layout.head_stride : 0;
+    problem_.bias_row_stride = c.bias->per_row ? layout.row_stride : 0;
+  }
+  if (c.slopes) {
+    problem_.alibi_slopes = data(kSlopes);
+    problem_.alibi_dtype = static_cast<int32_t>(c.slopes->dtype);
+    problem_.alibi_batch_stride = c.slopes->per_batch ? c.shape.heads_q : 0;
+  }
+  if (c.sinks) {
+    problem_.sinks = data(kSinks);
+    problem_.sinks_dtype = static_cast<int32_t>(*c.sinks);
+  }
+  problem_.dropout_p = c.dropout.p;
+  problem_.dropout_seed = c.dropout.seed;
+  problem_.dropout_offset = c.dropout.offset;
+  gradients_.flags = c.gradient_flags;
+  if (c.delta == Delta::kGiven) gradients_.flags |= CUFLASH_GRADIENTS_DELTA_GIVEN;
+  gradients_.dlse = static_cast<const float*>(data(kDlse));
+  gradients_.delta = static_cast<float*>(data(kDelta));
+  gradients_.dbias = data(kDbias);
+  gradients_.dsinks = data(kDsinks);
+}
+
 Call::~Call() = default;
 
 void Call::use_pool() {
@@ -218,7 +448,7 @@ void Call::use_pool() {
 
 void Call::poison_outputs() {
   for (int i = 0; i < kRoleCount; ++i)
-    if (tensors_[i] && !is_input(static_cast<Role>(i), case_.operation)) tensors_[i]->poison();
+    if (tensors_[i] && !is_input(static_cast<Role>(i), case_)) tensors_[i]->poison();
 }
 
 void Call::set_lengths(const std::vector<int32_t>& lengths) { lengths_->upload(lengths); }
@@ -239,21 +469,15 @@ Outcome Call::collect(cuflash_status_t status) {
   if (status != CUFLASH_SUCCESS) outcome.message = cuflash_last_error();
   for (int i = 0; i < kRoleCount; ++i) {
     if (!tensors_[i]) continue;
-    const bool must_not_change =
-        is_input(static_cast<Role>(i), case_.operation) || status != CUFLASH_SUCCESS;
+    const bool must_not_change = is_input(static_cast<Role>(i), case_) || status != CUFLASH_SUCCESS;
     if (must_not_change ? !tensors_[i]->unchanged() : !tensors_[i]->surroundings_intact())
       outcome.damage += std::string(kRoleNames[i]) + ": written outside its elements; ";
   }
   if (workspace_ && !workspace_->guards_intact()) outcome.damage += "written past the workspace; ";
   if (status != CUFLASH_SUCCESS) return outcome;
-  if (case_.operation == Operation::kBackward) {
-    outcome.results.dq = tensors_[kDq]->read();
-    outcome.results.dk = tensors_[kDk]->read();
-    outcome.results.dv = tensors_[kDv]->read();
-  } else {
-    outcome.results.o = tensors_[kO]->read();
-    if (tensors_[kLse]) outcome.results.lse = tensors_[kLse]->read();
-  }
+  for (int i = 0; i < kRoleCount; ++i)
+    if (tensors_[i] && !is_input(static_cast<Role>(i), case_))
+      outcome.results.*kResults[i] = tensors_[i]->read();
   return outcome;
 }
 

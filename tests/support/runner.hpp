@@ -14,25 +14,58 @@
 
 namespace cuflash_test {
 
-enum Role { kQ, kK, kV, kO, kLse, kDo, kDq, kDk, kDv, kRoleCount };
+enum Role {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kDo,
+  kDq,
+  kDk,
+  kDv,
+  kBias,
+  kSlopes,
+  kSinks,
+  kDlse,
+  kDelta,
+  kDbias,
+  kDsinks,
+  kRoleCount
+};
+
+// How the rows of one side lie in memory.
+struct Packing {
+  bool packed = false;  // one sequence after the other, told by cu_seqlens
+  int64_t gap = 0;      // unused rows after each packed sequence, told by seqused
+  int64_t spare = 0;    // rows past the last packed sequence
+};
+
+enum class Delta { kNone, kWanted, kGiven };
 
 // A problem with all that the way of calling adds.
 struct Case : Problem {
   Device device = Device::kCpu;
   std::string kernel;  // a name to force; empty: the library chooses
   uint32_t flags = 0;  // further problem flags
+  uint32_t gradient_flags = 0;
   int32_t num_splits = 0;
+  Packing packing_q, packing_k;
+  Delta delta = Delta::kNone;
   bool want_lse = true;
   uint64_t layout_seed = 0;                   // not 0: each tensor has a random layout
   std::optional<Layout> layouts[kRoleCount];  // for single tensors, stronger than the seed
 
+  bool accumulates() const { return (flags & CUFLASH_PROBLEM_ACCUMULATE) != 0; }
   Extents extents(Role role) const;
+  RowMap rows(Role role) const;
+  std::vector<int32_t> offsets(bool of_queries) const;  // cu_seqlens
   Layout layout(Role role) const;
 };
 
 // One line from which a case can be built again.
 std::string describe(const Case& c);
-// Inputs of the case: q 1, k 2, v 3, dO 4 of the generators. For kBackward o and lse are those of the
+// Inputs of the case: q 1, k 2, v 3, dO 4 of the generators, and what its features need. For kBackward o and lse are those of the
 // library's own forward, by the same family on the same device: P is rebuilt as exp(s - lse), so an LSE of scores
 // that were rounded in another order shows, in fp32 or with huge scores, as an error that no kernel can avoid.
 Inputs make_inputs(const Case& c, DataKind kind, uint64_t seed = 1);
@@ -73,7 +106,13 @@ class Call {
  private:
   Case case_;
   std::unique_ptr<StridedTensor> tensors_[kRoleCount];
+  // Sets what the features add to the structs.
+  void add_features(const Case& c);
+  const int32_t* integers(const std::vector<int32_t>& values);
+  void* data(Role role) const { return tensors_[role] ? tensors_[role]->data() : nullptr; }
+
   std::unique_ptr<DeviceArray<int32_t>> lengths_, mask_offsets_;
+  std::vector<std::unique_ptr<DeviceArray<int32_t>>> integers_;
   std::unique_ptr<Buffer> workspace_;
   size_t workspace_bytes_ = 0;
   cuflash_problem_t problem_;

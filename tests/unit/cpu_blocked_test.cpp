@@ -81,7 +81,7 @@ Results run(const TileOps& ops, const test::Problem& given, const Inputs& in, in
   p.operation = static_cast<Operation>(given.operation);
   p.dtype = static_cast<Dtype>(given.dtype);
   p.batch = s.batch, p.heads_q = s.heads_q, p.heads_kv = s.heads_kv;
-  p.len_q = s.len_q, p.len_k = s.len_k, p.head_dim = s.head_dim;
+  p.len_q = s.len_q, p.len_k = s.len_k, p.head_dim = p.head_dim_v = s.head_dim;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.o = o.view(), p.lse = lse.stats();
   p.d_o = d_o.view(), p.dq = dq.view(), p.dk = dk.view(), p.dv = dv.view();
   p.scale = given.scale_set ? given.scale

@@ -42,7 +42,7 @@ Problem problem_of(Operation operation, Dtype dtype, int64_t head_dim) {
   p.batch = 2;
   p.heads_q = p.heads_kv = 4;
   p.len_q = p.len_k = 100;
-  p.head_dim = head_dim;
+  p.head_dim = p.head_dim_v = head_dim;
   p.aligned16 = true;
   return p;
 }
@@ -156,11 +156,11 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   EXPECT_EQ(choice(p, 80), "fwd_wmma_bf16_d64");
   EXPECT_EQ(choice(p, 100), "fwd_wmma_bf16_d64");
   Problem other = p;
-  other.head_dim = 72;
+  other.head_dim = other.head_dim_v = 72;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d128");
-  other.head_dim = 68;  // rows of 136 bytes
+  other.head_dim = other.head_dim_v = 68;  // rows of 136 bytes
   EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d96");
-  other.head_dim = 256;
+  other.head_dim = other.head_dim_v = 256;
   EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d256");
   other = p;
   other.aligned16 = false;

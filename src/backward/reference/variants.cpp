@@ -10,7 +10,7 @@ namespace {
 
 constexpr Variant kRows[] = {
     {"bwd_reference", "reference", Operation::kBackward, false, 1, 1, 128, 0, 0, accept_all,
-     plan_delta, CUFLASH_ENTRY_bwd_reference(launch_bwd_reference),
+     plan_reference_backward, CUFLASH_ENTRY_bwd_reference(launch_bwd_reference),
      CUFLASH_ENTRY_bwd_reference(preload_bwd_reference)},
 };
 

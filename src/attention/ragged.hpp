@@ -1,0 +1,87 @@
+// Where the rows of a sequence lie. The one home of ragged addressing. Offsets and lengths come from the device and may
+// be anything: every row that they lead to lies inside its tensor, and no two sequences share one.
+#pragma once
+
+#include "attention/row_index.hpp"
+#include "common/integer.hpp"
+#include "core/features.hpp"
+
+namespace cuflash {
+
+// Rows [first_q, first_q + len_q) of q, o, LSE and their gradients, and [first_k, first_k + len_k) of k and v. The batch
+// stride of packed tensors is 0, so that both kinds are addressed by (batch, head, first + row).
+struct Sequence {
+  int64_t batch, first_q, len_q, first_k, len_k;
+};
+
+struct Rows {
+  int64_t first, count;
+};
+
+// The rows of sequence b: of a packed tensor where there are offsets, else all of its `max_len` rows.
+CUFLASH_HOST_DEVICE Rows rows_of_sequence(const int32_t* offsets, int64_t total, int64_t max_len,
+                                          const int32_t* lengths, int64_t b) {
+  Rows rows{0, max_len};
+  if (offsets != nullptr) {
+    rows.first = clamp64(offsets[b], 0, total);
+    rows.count =
+        clamp64(int64_t{offsets[b + 1]} - rows.first, 0, min64(total - rows.first, max_len));
+  }
+  if (lengths != nullptr) rows.count = clamp64(lengths[b], 0, rows.count);
+  return rows;
+}
+
+CUFLASH_HOST_DEVICE Sequence sequence_of(const FullProblem& p, int64_t b) {
+  const Ragged& r = p.f.ragged;
+  const Rows q = rows_of_sequence(r.offsets_q, r.total_q, p.len_q, r.lengths_q, b);
+  const Rows k = rows_of_sequence(r.offsets_k, r.total_k, p.len_k, p.lengths_k, b);
+  const int64_t pad = r.left_pad_k == nullptr ? 0 : clamp64(r.left_pad_k[b], 0, k.count);
+  return {b, q.first, q.count, k.first + pad, k.count - pad};
+}
+
+// The sequence that holds row `token` of a packed tensor, -1 if none does: the last one that begins at or before it.
+CUFLASH_HOST_DEVICE int64_t sequence_at(const int32_t* offsets, int64_t batch, int64_t token) {
+  if (batch == 0 || offsets[0] > token || offsets[batch] <= token) return -1;
+  int64_t below = 0, above = batch;  // offsets[below] <= token < offsets[above]
+  while (above - below > 1) {
+    const int64_t middle = below + (above - below) / 2;
+    if (offsets[middle] <= token)
+      below = middle;
+    else
+      above = middle;
+  }
+  return below;
+}
+
+// One row of a tensor as an item of work.
+struct Place {
+  Sequence sequence;
+  int64_t head, row;  // row of the sequence
+  bool valid;         // false: a row of no sequence, which is neither read nor written
+};
+
+// Item `index` of all rows of the queries.
+CUFLASH_HOST_DEVICE Place query_place(const FullProblem& p, int64_t index) {
+  const RowExtents extents = query_extents(p, p.f.ragged);
+  RowIndex i = row_index(index, extents.heads, extents.rows);
+  const int32_t* offsets = p.f.ragged.offsets_q;
+  if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
+  if (i.batch < 0) return {};
+  const Sequence s = sequence_of(p, i.batch);
+  const int64_t row = i.row - s.first_q;
+  return {s, i.head, row, row >= 0 && row < s.len_q};
+}
+
+// Item `index` of all rows of the keys.
+CUFLASH_HOST_DEVICE Place key_place(const FullProblem& p, int64_t index) {
+  const RowExtents extents = key_extents(p, p.f.ragged);
+  RowIndex i = row_index(index, extents.heads, extents.rows);
+  const int32_t* offsets = p.f.ragged.offsets_k;
+  if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
+  if (i.batch < 0) return {};
+  const Sequence s = sequence_of(p, i.batch);
+  const int64_t row = i.row - s.first_k;
+  return {s, i.head, row, row >= 0 && row < s.len_k};
+}
+
+}  // namespace cuflash

@@ -1,0 +1,95 @@
+// What a call may ask for beyond Problem. It lies beside it: kernels that have none of this do not carry it in their
+// parameters. Plain data; each part is what one header of src/attention works from.
+#pragma once
+
+#include "common/element.hpp"
+#include "core/problem.hpp"
+
+namespace cuflash {
+
+// What a family may lack. A refusal names the first that it lacks.
+enum Feature : uint32_t {
+  kRaggedBatches = 1 << 0,
+  kSoftcap = 1 << 1,
+  kAlibi = 1 << 2,
+  kBias = 1 << 3,
+  kSinks = 1 << 4,
+  kDropout = 1 << 5,
+  kOwnValueDim = 1 << 6,  // head_dim_v is not head_dim
+  kWideOutputs = 1 << 7,  // fp32 outputs of a 16-bit problem
+  kAccumulation = 1 << 8,
+  kDelta = 1 << 9,  // given, or wanted
+  kLseGradient = 1 << 10,
+};
+
+// Sequences of lengths of their own. A packed tensor is [1, head, total, channel] and holds them one after the other; a
+// padded one is [batch, head, length, channel]. Queries and keys are packed independently. The number of keys of a
+// sequence is Problem::lengths_k. All pointers are of the device.
+struct Ragged {
+  const int32_t* offsets_q = nullptr;   // [batch + 1], packed: where each sequence begins
+  const int32_t* offsets_k = nullptr;   // null: padded
+  int64_t total_q = 0, total_k = 0;     // rows of the packed tensors
+  const int32_t* lengths_q = nullptr;   // [batch], rows in use of each sequence; null: all
+  const int32_t* left_pad_k = nullptr;  // [batch], slots before the first key of each sequence
+};
+
+// From the scaled product to the score, before the mask.
+struct ScoreModifiers {
+  float softcap = 0;  // 0: none
+  TensorView bias;    // [batch, query head, row, key]; data null: none
+  Elements slopes;    // ALiBi, [query head] or [batch, query head]; data null: none
+  int64_t slopes_batch_stride = 0;
+};
+
+struct Dropout {
+  float p = 0;
+  uint64_t seed = 0, offset = 0;
+  const uint64_t* seed_pointer = nullptr;  // device; instead of the value
+  const uint64_t* offset_pointer = nullptr;
+};
+
+struct Features {
+  uint32_t used = 0;  // bits of Feature
+  Ragged ragged;
+  ScoreModifiers score;
+  Elements sinks;  // [query head]; data null: none
+  Dropout dropout;
+  bool accumulate_o = false;  // fold into a running (O, LSE)
+
+  // Backward.
+  bool accumulate_gradients = false;  // add into dQ, dK and dV
+  RowStatsView d_lse;                 // data null: zero
+  RowStatsView delta;                 // of the caller; data null: none
+  bool delta_given = false;           // delta is read, not written, and O is not read
+  TensorView d_bias;                  // strides of 0 sum; data null: not wanted
+  Elements d_sinks;                   // data null: not wanted
+};
+
+// A problem with its features in one value, for the kernels that take them.
+struct FullProblem : Problem {
+  Features f;
+
+  explicit FullProblem(const Problem& p)
+      : Problem(p), f(p.features != nullptr ? *p.features : Features{}) {
+    features = nullptr;
+  }
+};
+
+// Rows as the tensors have them: packed ones have a single batch entry.
+struct RowExtents {
+  int64_t batch, heads, rows;
+  CUFLASH_HOST_DEVICE int64_t count() const { return batch * heads * rows; }
+};
+CUFLASH_HOST_DEVICE RowExtents query_extents(const Problem& p, const Ragged& ragged) {
+  return ragged.offsets_q != nullptr ? RowExtents{1, p.heads_q, ragged.total_q}
+                                     : RowExtents{p.batch, p.heads_q, p.len_q};
+}
+CUFLASH_HOST_DEVICE RowExtents key_extents(const Problem& p, const Ragged& ragged) {
+  return ragged.offsets_k != nullptr ? RowExtents{1, p.heads_kv, ragged.total_k}
+                                     : RowExtents{p.batch, p.heads_kv, p.len_k};
+}
+inline RowExtents query_extents(const Problem& p) {
+  return query_extents(p, p.features != nullptr ? p.features->ragged : Ragged{});
+}
+
+}  // namespace cuflash
