@@ -23,14 +23,28 @@
  *              channels are contiguous. Names: B batch, Hq query heads, Hkv key/value heads, Sq
  *              query rows, Sk keys, D channels of a head (head_dim).
  *   GQA        Query head h reads key/value head h / (Hq / Hkv); Hq must be a multiple of Hkv.
+ *   Scores     s = softcap(scale q.k) + bias - slope |c - j|, each part only where it is given, with
+ *              softcap(x) = cap tanh(x / cap) and the centre c below; then the mask. A bias of -infinity
+ *              masks too. A sink joins the sum of exponentials, and so LSE, without a value of its own.
+ *              Dropout sets probabilities to 0 with probability p and multiplies the others by
+ *              1 / (1 - p); LSE is that before dropout.
  *   Mask       The centre c of query row i is i + Sk - Sq (bottom-right, the default), i (top-left)
  *              or i + offset. Causal: key j is seen if j <= c. Window (left, right): seen if
  *              c - left <= j <= c + right, both ends included, -1 unlimited. Both: both must hold.
- *   No key     A row that sees no key has O = 0, LSE = -infinity and zero gradients.
+ *   No key     A row that sees no key has O = 0, LSE = -infinity (or its sink) and zero gradients.
+ *   Ragged     Sequences with lengths of their own, of queries and of keys independently. With
+ *              cu_seqlens_q the tensors of the queries (q, o, lse, their gradients) are packed: [1, head,
+ *              total_q, channel], sequence b in the rows cu_seqlens_q[b] to before cu_seqlens_q[b + 1];
+ *              likewise k and v with cu_seqlens_k. Without, sequence b is batch entry b of padded tensors.
+ *              seqused_q and seqused_k give how many rows of a sequence are in use, leftpad_k how many of
+ *              those slots of the keys come before the first key. len_q and len_k are the longest lengths:
+ *              what is longer is cut. Rows i, keys j, masks, bias and dropout count from the first row and
+ *              the first key of the sequence. Rows of no sequence are neither read nor written. Lengths
+ *              and offsets lie on the device and are cut to what the tensors hold, whatever they are.
  *   LSE        Natural logarithm, always fp32.
- *   Extents    An extent of 0 is legal in the struct calls and the _gqa forms. Batch, heads and
- *              lengths reach 2^31 - 1, B*Hq*Sq and B*Hkv*Sk reach 2^40; offsets are computed in 64
- *              bits. head_dim is 1 to 256.
+ *   Extents    An extent of 0 is legal in the struct calls and the _gqa forms. Batch, heads,
+ *              lengths and packed totals reach 2^31 - 1, B*Hq*Sq and B*Hkv*Sk reach 2^40; offsets are
+ *              computed in 64 bits. head_dim and head_dim_v are 1 to 576, in the backward pass 1 to 256.
  *   Alignment  Pointers must be aligned to their element. Fast kernels read 16 bytes at a time where
  *              pointers and strides allow it and element by element where not; both are right.
  *   Garbage    Memory outside the valid region (past a length, between strided rows) is never read
@@ -109,7 +123,7 @@ enum cuflash_status {
   CUFLASH_ERROR_NULL_POINTER = 3,         /**< a required pointer is NULL */
   CUFLASH_ERROR_CUDA = 4,                 /**< CUDA refused; see cuflash_last_cuda_error() */
   CUFLASH_ERROR_OUT_OF_MEMORY = 5,        /**< device memory */
-  CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM = 6, /**< head_dim outside 1 to 256 */
+  CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM = 6, /**< head_dim outside 1 to 576 (backward: 256) */
   CUFLASH_ERROR_UNSUPPORTED_DTYPE = 7,    /**< unknown, unset or unsuitable dtype */
   CUFLASH_ERROR_INVALID_VALUE = 8,        /**< any other bad argument */
   CUFLASH_ERROR_MISALIGNED = 9,           /**< a pointer not aligned to its element */
@@ -177,19 +191,20 @@ enum cuflash_problem_flag {
   CUFLASH_PROBLEM_SCALE_SET = 1, /**< use problem.scale; without it 1/sqrt(head_dim) */
   CUFLASH_PROBLEM_WINDOW = 2,    /**< use window_left and window_right */
   CUFLASH_PROBLEM_V_IS_K_PREFIX =
-      4, /**< V is the first head_dim_v channels of K; not implemented yet */
+      4, /**< V is the first head_dim_v channels of K, v is all zero; not in the backward pass */
   CUFLASH_PROBLEM_DETERMINISTIC = 8,    /**< bitwise equal results from run to run */
   CUFLASH_PROBLEM_BATCH_INVARIANT = 16, /**< a row's bits do not depend on its batch */
-  CUFLASH_PROBLEM_ACCUMULATE = 32,      /**< fold into a running (O, LSE); not implemented yet */
+  CUFLASH_PROBLEM_ACCUMULATE =
+      32, /**< fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does */
   CUFLASH_PROBLEM_WORKSPACE_PREPARED =
       64,                           /**< the workspace went through cuflash_workspace_prepare() */
-  CUFLASH_PROBLEM_LEFT_PADDED = 128 /**< use leftpad_k; not implemented yet */
+  CUFLASH_PROBLEM_LEFT_PADDED = 128 /**< use leftpad_k */
 };
 
 /** Bits of cuflash_gradients.flags. */
 enum cuflash_gradients_flag {
-  CUFLASH_GRADIENTS_ACCUMULATE = 1, /**< add into dq, dk, dv; not implemented yet */
-  CUFLASH_GRADIENTS_DELTA_GIVEN = 2 /**< delta is an input; not implemented yet */
+  CUFLASH_GRADIENTS_ACCUMULATE = 1, /**< add into dq, dk and dv, which must be f32 */
+  CUFLASH_GRADIENTS_DELTA_GIVEN = 2 /**< delta is an input, and problem.o is not read */
 };
 
 /** kv_cache.layout */
@@ -281,25 +296,25 @@ typedef struct cuflash_problem {
   int64_t heads_kv;   /**< Hkv; 0: Hq */
   int64_t len_q;      /**< Sq (the maximum when ragged) */
   int64_t len_k;      /**< Sk (the maximum when ragged); decode: 0, the cache tells */
-  int64_t head_dim;   /**< D of q and k, 1 to 256 */
-  int64_t head_dim_v; /**< channels of v and o; 0: head_dim; other values are not implemented yet */
-  int64_t total_q;    /**< tokens in a packed q; not implemented yet */
-  int64_t total_k;    /**< tokens in packed k and v; not implemented yet */
+  int64_t head_dim;   /**< D of q and k, 1 to 576 (backward: 256) */
+  int64_t head_dim_v; /**< channels of v and o, Dv; 0: head_dim; the same bounds */
+  int64_t total_q;    /**< with cu_seqlens_q: rows of the packed q */
+  int64_t total_k;    /**< with cu_seqlens_k: rows of the packed k and v */
 
-  cuflash_tensor_t q;       /**< [B, Hq, Sq, D], its dtype must be set */
-  cuflash_tensor_t k;       /**< [B, Hkv, Sk, D], dtype of q; decode: all zero */
-  cuflash_tensor_t v;       /**< [B, Hkv, Sk, D], dtype of q; decode: all zero */
-  cuflash_tensor_t o;       /**< [B, Hq, Sq, D], dtype of q (an output; an input of backward) */
-  float* lse;               /**< [B, Hq, Sq]; forward and decode may have NULL, backward reads it */
+  cuflash_tensor_t q; /**< [B, Hq, Sq, D], its dtype must be set */
+  cuflash_tensor_t k; /**< [B, Hkv, Sk, D], dtype of q; decode: all zero */
+  cuflash_tensor_t v; /**< [B, Hkv, Sk, Dv], dtype of q; decode: all zero */
+  cuflash_tensor_t o; /**< [B, Hq, Sq, Dv], dtype of q or f32 (an output; an input of backward) */
+  float* lse;         /**< [B, Hq, Sq]; forward and decode may have NULL, backward reads it */
   int64_t lse_batch_stride; /**< the three strides all zero: dense */
   int64_t lse_head_stride;  /**< elements */
   int64_t lse_row_stride;   /**< elements */
 
-  const int32_t* cu_seqlens_q; /**< device [B+1]; not implemented yet */
-  const int32_t* cu_seqlens_k; /**< device [B+1]; not implemented yet */
-  const int32_t* seqused_q;    /**< device [B]; not implemented yet */
-  const int32_t* seqused_k;    /**< device [B]; not implemented yet */
-  const int32_t* leftpad_k;    /**< device [B]; not implemented yet */
+  const int32_t* cu_seqlens_q; /**< device [B+1], rising: where sequences begin in a packed q */
+  const int32_t* cu_seqlens_k; /**< device [B+1], rising: the same of k and v; not in decode */
+  const int32_t* seqused_q;    /**< device [B], rows in use; NULL: all */
+  const int32_t* seqused_k;    /**< device [B], slots of keys in use; NULL: all; not in decode */
+  const int32_t* leftpad_k; /**< with CUFLASH_PROBLEM_LEFT_PADDED: device [B], unused slots first */
 
   int32_t mask;                   /**< enum cuflash_mask */
   int32_t mask_align;             /**< enum cuflash_align */
@@ -312,20 +327,21 @@ typedef struct cuflash_problem {
   int64_t tree_mask_row_stride;   /**< 32-bit words */
 
   float scale;                /**< with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0 */
-  float softcap;              /**< cap * tanh(s / cap); not implemented yet */
-  const void* alibi_slopes;   /**< device [Hq] or [B, Hq]; not implemented yet */
+  float softcap;              /**< cap of cap * tanh(s / cap), finite; 0: none */
+  const void* alibi_slopes;   /**< device [Hq] or [B, Hq]; NULL: none */
   int64_t alibi_batch_stride; /**< elements; 0: [Hq] */
-  const void* bias;           /**< device [B, Hq, Sq, Sk] by strides; not implemented yet */
+  const void* bias;           /**< device [B, Hq, Sq, Sk] by strides, keys contiguous; NULL: none */
   int64_t bias_batch_stride;  /**< elements; 0 repeats */
   int64_t bias_head_stride;   /**< elements; 0 repeats */
   int64_t bias_row_stride;    /**< elements; 0 repeats */
-  const void* sinks;          /**< device [Hq]; not implemented yet */
+  const void* sinks;          /**< device [Hq], natural logarithms; NULL: none */
   int32_t alibi_dtype;        /**< enum cuflash_dtype; 0: f32 */
   int32_t bias_dtype;         /**< enum cuflash_dtype; 0: same as q */
   int32_t sinks_dtype;        /**< enum cuflash_dtype; 0: f32 */
-  float dropout_p;            /**< probability of dropping, 0 to 1; not implemented yet */
-  uint64_t dropout_seed;      /**< Philox key */
-  uint64_t dropout_offset;    /**< Philox counter */
+  float dropout_p;            /**< probability of dropping, 0 to 1; then B * Hq is at most 2^32 */
+  uint64_t dropout_seed;      /**< key of Philox4x32-10 */
+  uint64_t dropout_offset; /**< its counter: a call uses this to this + (Sk - 1) / 4, so calls that
+                                add Sk / 4, rounded up, drop independently */
   const uint64_t* dropout_seed_ptr;   /**< device; instead of the value */
   const uint64_t* dropout_offset_ptr; /**< device; instead of the value */
 
@@ -355,14 +371,17 @@ typedef struct cuflash_problem {
 typedef struct cuflash_gradients {
   uint32_t struct_size; /**< sizeof(cuflash_gradients_t) of the caller's header */
   uint32_t flags;       /**< bits of enum cuflash_gradients_flag */
-  cuflash_tensor_t d_o; /**< [B, Hq, Sq, D] in, dtype of q; strides of 0 are fine */
-  cuflash_tensor_t dq;  /**< [B, Hq, Sq, D] out, dtype of q */
-  cuflash_tensor_t dk; /**< [B, Hkv, Sk, D] out, dtype of q: the sum over the group's query heads */
-  cuflash_tensor_t dv; /**< [B, Hkv, Sk, D] out, dtype of q */
-  const float* dlse;   /**< [B, Hq, Sq] in, by the problem's lse strides; not implemented yet */
-  float* delta;        /**< [B, Hq, Sq] rowsum(O * dO); not implemented yet */
-  void* dbias;         /**< out, by the problem's bias strides; not implemented yet */
-  void* dsinks;        /**< out [Hq]; not implemented yet */
+  cuflash_tensor_t d_o; /**< [B, Hq, Sq, Dv] in, dtype of q; strides of 0 are fine */
+  cuflash_tensor_t dq;  /**< [B, Hq, Sq, D] out, dtype of q or f32 */
+  cuflash_tensor_t
+      dk; /**< [B, Hkv, Sk, D] out, dtype of q or f32: the sum over the group's query heads */
+  cuflash_tensor_t dv; /**< [B, Hkv, Sk, Dv] out, dtype of q or f32 */
+  const float* dlse; /**< gradient of LSE, [B, Hq, Sq] in, by the problem's lse strides; NULL: 0 */
+  float* delta;      /**< rowsum(O * dO), [B, Hq, Sq] by the problem's lse strides; an output unless
+                            CUFLASH_GRADIENTS_DELTA_GIVEN; NULL: not wanted */
+  void* dbias;  /**< out, dtype and strides of the bias, summed along strides of 0; written as a
+                            whole; NULL: not wanted */
+  void* dsinks; /**< out [Hq], dtype of the sinks; NULL: not wanted */
 } cuflash_gradients_t;
 
 /** A cache of keys and values. */
@@ -426,7 +445,7 @@ typedef struct cuflash_merge {
   int64_t batch;            /**< B */
   int64_t heads;            /**< Hq */
   int64_t len;              /**< Sq */
-  int64_t head_dim;         /**< D, 1 to 256 */
+  int64_t head_dim;         /**< D, 1 to 576 */
   cuflash_tensor_t parts;   /**< part 0 of O: [B, Hq, Sq, D]; its dtype must be set */
   int64_t part_stride;      /**< elements from one part of O to the next */
   const float* lse_parts;   /**< part 0 of LSE */
@@ -442,11 +461,11 @@ typedef struct cuflash_merge {
 typedef struct cuflash_weights {
   uint32_t struct_size; /**< sizeof(cuflash_weights_t) of the caller's header */
   uint32_t flags;       /**< zero */
-  float* weights;       /**< out [B, Hq, num_rows, Sk] */
+  float* weights;       /**< out [B, Hq, num_rows, Sk], keys contiguous; 0 where nothing is seen */
   int64_t batch_stride; /**< the three strides all zero: dense */
   int64_t head_stride;  /**< elements */
   int64_t row_stride;   /**< elements */
-  const int32_t* rows;  /**< device [num_rows], query rows; NULL: the first num_rows */
+  const int32_t* rows;  /**< device [num_rows], rows of each sequence; NULL: the first num_rows */
   int64_t num_rows;     /**< 0: Sq */
 } cuflash_weights_t;
 
@@ -624,7 +643,9 @@ CUFLASH_API cuflash_status_t cuflash_merge_states(cuflash_handle_t handle,
                                                   const cuflash_merge_t* merge,
                                                   cuflash_stream_t stream);
 
-/** Softmax probabilities of chosen rows from Q, K and LSE. Not implemented yet: returns 10. */
+/** Softmax probabilities, before dropout, of chosen rows from the problem's q, k and lse, for looking
+ * at: simple and slow. v and o have no part in it. A row that a sequence does not have gets 0.
+ * Statuses as forward; 15 weights overlaps. */
 CUFLASH_API cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
                                                        const cuflash_problem_t* problem,
                                                        const cuflash_weights_t* weights,
@@ -635,8 +656,8 @@ CUFLASH_API cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
 /** @defgroup workspace Workspace
  *
  * ..._workspace_size: the exact bytes that the call needs for any lengths on the device; one byte
- * less is refused with 11. Host only: pointers in the structs are not read and may be NULL. Since
- * 0.7.0.
+ * less is refused with 11. Host only: pointers in the structs are not read. Those of tensors may be
+ * NULL; an optional one counts as given where it is not NULL. Since 0.7.0.
  * @{ */
 
 /** Workspace of cuflash_attention_forward(). */
@@ -673,8 +694,8 @@ CUFLASH_API cuflash_status_t cuflash_workspace_prepare(cuflash_handle_t handle, 
  * "accepted", "reason"}]}; each kernel that refuses the problem has its own reason. *needed (may be
  * NULL) gets the whole length with the NUL. A problem that no kernel takes has "kernel": null and
  * still succeeds. buffer may be NULL if capacity is 0. With problem.target_arch no GPU is needed;
- * an architecture that the library does not know is 13. Host only: pointers in the structs are not
- * read and may be NULL. Since 0.7.0.
+ * an architecture that the library does not know is 13. Host only, as the sizes of workspaces. Since
+ * 0.7.0.
  * @{ */
 
 /** Which kernel cuflash_attention_forward() would take, and why not the others. */

@@ -11,6 +11,7 @@
 #include "api/tables.hpp"
 #include "cpu/reference.hpp"
 #ifdef CUFLASH_WITH_CUDA
+#include "forward/reference/weights.hpp"
 #include "merge/merge.hpp"
 #endif
 
@@ -196,6 +197,23 @@ Status run_merge(cuflash_handle_t handle, const CheckedMerge& checked, cuflash_s
 #endif
 }
 
+Status run_weights(cuflash_handle_t handle, const CheckedWeights& weights,
+                   cuflash_stream_t stream) {
+  Session session;
+  CUFLASH_TRY(session.open(handle, 0));
+  CUFLASH_TRY(check_stream(session, stream));
+  const Problem& p = weights.checked.problem;
+  if (p.batch * p.heads_q * weights.out.num_rows == 0) return CUFLASH_SUCCESS;
+  CUFLASH_TRY(check_pointers(session, weights.checked.memory));
+  const LaunchContext context = launch_context(session, stream, nullptr);
+  if (session.is_cpu) return attention_weights_cpu(p, weights.out, context);
+#ifdef CUFLASH_WITH_CUDA
+  return attention_weights_cuda(p, weights.out, context);
+#else
+  return fail(CUFLASH_ERROR_NOT_BUILT, "this library was built without CUDA");
+#endif
+}
+
 // A problem of this dtype and head_dim for each operation, to ask variants whether they may ever take one.
 Status preload_variants(const Session& session, const Problem* like) {
   Status status = CUFLASH_SUCCESS;
@@ -306,9 +324,15 @@ cuflash_status_t cuflash_kv_cache_append(cuflash_handle_t, const cuflash_kv_cach
   return entry(__func__, [&] { return check_append(cache, append); });
 }
 
-cuflash_status_t cuflash_attention_weights(cuflash_handle_t, const cuflash_problem_t* problem,
-                                           const cuflash_weights_t* weights, cuflash_stream_t) {
-  return entry(__func__, [&] { return check_weights(problem, weights); });
+cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,
+                                           const cuflash_problem_t* problem,
+                                           const cuflash_weights_t* weights,
+                                           cuflash_stream_t stream) {
+  return entry(__func__, [&]() -> Status {
+    CheckedWeights checked;
+    CUFLASH_TRY(check_weights(problem, weights, &checked));
+    return run_weights(handle, checked, stream);
+  });
 }
 
 cuflash_status_t cuflash_workspace_prepare(cuflash_handle_t handle, void* workspace, size_t bytes,
@@ -346,6 +370,7 @@ cuflash_status_t cuflash_preload(cuflash_handle_t handle, const cuflash_problem_
     CUFLASH_TRY(preload_variants(session, problem != nullptr ? &checked.problem : nullptr));
 #ifdef CUFLASH_WITH_CUDA
     CUFLASH_TRY(preload_merge(session.device));
+    CUFLASH_TRY(preload_weights());
 #endif
     return device::pool_prepare(session.device);
   });

@@ -977,12 +977,45 @@ Status check_append(const cuflash_kv_cache_t* source_cache, const cuflash_kv_app
   return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_kv_cache_append: not implemented yet");
 }
 
-Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* source_weights) {
+Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* source_weights,
+                     CheckedWeights* result) {
   cuflash_problem_t problem;
   cuflash_weights_t weights;
-  CUFLASH_TRY(import_struct(source, "problem", &problem));
+  CheckedProblem& checked = result->checked;
+  CUFLASH_TRY(check_common(source, Operation::kForward, Purpose::kCall, &problem, &checked));
   CUFLASH_TRY(import_struct(source_weights, "weights", &weights));
-  return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_attention_weights: not implemented yet");
+  CUFLASH_TRY(check_flags("weights", weights.flags, 0));
+  CUFLASH_TRY(check_extent("weights.num_rows", weights.num_rows));
+  Problem& p = checked.problem;
+  WeightsOutput& out = result->out;
+  out.num_rows = weights.num_rows == 0 ? p.len_q : weights.num_rows;
+  out.chosen = weights.rows;
+  const Extents queries = query_rows(checked, p.head_dim), keys = key_rows(checked, p.head_dim);
+  CUFLASH_TRY(
+      check_rows("problem.batch * heads_q * weights.num_rows", p.batch, p.heads_q, out.num_rows));
+  CUFLASH_TRY(check_tensor_dtype("problem.k", problem.k.dtype, p.dtype));
+  Tensors tensors(Purpose::kCall, &checked.memory);
+  CUFLASH_TRY(tensors.add("problem.q", problem.q, queries, p.dtype, Role::kInput, &p.q));
+  CUFLASH_TRY(tensors.add("problem.k", problem.k, keys, p.dtype, Role::kInput, &p.k));
+  CUFLASH_TRY(tensors.add_row_stats("problem.lse", problem.lse, problem.lse_batch_stride,
+                                    problem.lse_head_stride, problem.lse_row_stride, queries, false,
+                                    Role::kInput, &p.lse));
+  CUFLASH_TRY(tensors.add_array("weights.rows", weights.rows, out.num_rows));
+  // As a tensor whose channels are the keys.
+  cuflash_tensor_t output = {};
+  output.data = weights.weights;
+  output.batch_stride = weights.batch_stride;
+  output.head_stride = weights.head_stride;
+  output.row_stride = weights.row_stride;
+  const bool dense =
+      weights.batch_stride == 0 && weights.head_stride == 0 && weights.row_stride == 0;
+  if (dense) output.flags = CUFLASH_TENSOR_DENSE;
+  if (p.len_k == 0) out.num_rows = 0;
+  TensorView view;
+  CUFLASH_TRY(tensors.add("weights.weights", output, {p.batch, p.heads_q, out.num_rows, p.len_k},
+                          Dtype::kF32, Role::kOutput, &view));
+  out.rows = {weights.weights, view.batch_stride, view.head_stride, view.row_stride};
+  return check_rest(problem, &checked, &tensors);
 }
 
 Status init_struct(void* pointer, size_t size, const char* name) {

@@ -64,9 +64,15 @@ struct CheckedMerge {
 };
 Status check_merge(const cuflash_merge_t* merge, CheckedMerge* checked);
 
-// For the operations that no kernel implements yet: the structs' sizes, then 10.
+struct CheckedWeights {
+  CheckedProblem checked;  // its v and o have no part in it
+  WeightsOutput out;
+};
+Status check_weights(const cuflash_problem_t* problem, const cuflash_weights_t* weights,
+                     CheckedWeights* result);
+
+// For the operation that no kernel implements yet: the structs' sizes, then 10.
 Status check_append(const cuflash_kv_cache_t* cache, const cuflash_kv_append_t* append);
-Status check_weights(const cuflash_problem_t* problem, const cuflash_weights_t* weights);
 
 // Zeroes `size` bytes and sets struct_size.
 Status init_struct(void* pointer, size_t size, const char* name);

@@ -39,10 +39,10 @@ CUFLASH_HOST_DEVICE Sequence sequence_of(const FullProblem& p, int64_t b) {
   return {b, q.first, q.count, k.first + pad, k.count - pad};
 }
 
-// The sequence that holds row `token` of a packed tensor, -1 if none does: the last one that begins at or before it.
+// The last sequence that begins at or before row `token` of a packed tensor, else the first: where any sequence holds
+// the row, this one does. Needs a sequence.
 CUFLASH_HOST_DEVICE int64_t sequence_at(const int32_t* offsets, int64_t batch, int64_t token) {
-  if (batch == 0 || offsets[0] > token || offsets[batch] <= token) return -1;
-  int64_t below = 0, above = batch;  // offsets[below] <= token < offsets[above]
+  int64_t below = 0, above = batch;
   while (above - below > 1) {
     const int64_t middle = below + (above - below) / 2;
     if (offsets[middle] <= token)
@@ -62,11 +62,11 @@ struct Place {
 
 // Item `index` of all rows of the queries.
 CUFLASH_HOST_DEVICE Place query_place(const FullProblem& p, int64_t index) {
+  if (p.batch == 0) return {};  // packed rows of no sequence
   const RowExtents extents = query_extents(p, p.f.ragged);
   RowIndex i = row_index(index, extents.heads, extents.rows);
   const int32_t* offsets = p.f.ragged.offsets_q;
   if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
-  if (i.batch < 0) return {};
   const Sequence s = sequence_of(p, i.batch);
   const int64_t row = i.row - s.first_q;
   return {s, i.head, row, row >= 0 && row < s.len_q};
@@ -74,11 +74,11 @@ CUFLASH_HOST_DEVICE Place query_place(const FullProblem& p, int64_t index) {
 
 // Item `index` of all rows of the keys.
 CUFLASH_HOST_DEVICE Place key_place(const FullProblem& p, int64_t index) {
+  if (p.batch == 0) return {};
   const RowExtents extents = key_extents(p, p.f.ragged);
   RowIndex i = row_index(index, extents.heads, extents.rows);
   const int32_t* offsets = p.f.ragged.offsets_k;
   if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
-  if (i.batch < 0) return {};
   const Sequence s = sequence_of(p, i.batch);
   const int64_t row = i.row - s.first_k;
   return {s, i.head, row, row >= 0 && row < s.len_k};

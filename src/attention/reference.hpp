@@ -347,15 +347,15 @@ CUFLASH_HOST_DEVICE void reference_d_sink(const Team& team, const FullProblem& p
 
 // ---- weights --------------------------------------------------------------------------------------
 
-// P of one query row, before dropout, over `len` keys; keys that the row does not see get 0.
+// P of one query row, before dropout; keys that the row does not see get 0.
 template <class T, class Team>
 CUFLASH_HOST_DEVICE void reference_weights_row(const Team& team, const FullProblem& p,
-                                               const QueryRow& r, int64_t len, float* weights) {
+                                               const QueryRow& r, float* weights) {
   const int dim = static_cast<int>(p.head_dim);
   float q[Team::kSlots];
   load_row(team, p.q.row<T>(r.sequence.batch, r.head, r.token), dim, q);
   const float lse = r.keys.empty() ? 0.0f : *p.lse.at(r.sequence.batch, r.head, r.token);
-  for (int64_t key = 0; key < len; ++key) {
+  for (int64_t key = 0; key < p.len_k; ++key) {
     float weight = 0;
     if (r.keys.contains(key))
       weight = pair_of(p, r, key, dot(team, q, key_of<T>(p, r, key), dim), lse).p;

@@ -120,4 +120,17 @@ CUFLASH_HOST_DEVICE void modifier_index(const Team& team, const FullProblem& p,
   reference_d_bias<T>(team, p, i.batch, i.head, i.row, index % e.keys, scratch.delta);
 }
 
+// Probabilities to look at; index: a chosen row. A row that its sequence lacks has none.
+template <class T, class Team>
+CUFLASH_HOST_DEVICE void weights_index(const Team& team, const FullProblem& p,
+                                       const WeightsOutput& out, int64_t index) {
+  const RowIndex i = row_index(index, p.heads_q, out.num_rows);
+  const int64_t row = out.chosen != nullptr ? out.chosen[i.row] : i.row;
+  const Sequence s = sequence_of(p, i.batch);
+  float* weights = out.rows.at(i.batch, i.head, i.row);
+  if (row >= 0 && row < s.len_q)
+    return reference_weights_row<T>(team, p, query_row(p, s, i.head, row), weights);
+  for (int64_t key = team.lane; key < p.len_k; key += Team::kLanes) weights[key] = 0;
+}
+
 }  // namespace cuflash

@@ -65,6 +65,14 @@ struct Features {
   Elements d_sinks;                   // data null: not wanted
 };
 
+// Where the probabilities of chosen rows go: [batch, query head, number of the row, key].
+struct WeightsOutput {
+  RowStatsView rows;  // the first key of each
+  const int32_t* chosen =
+      nullptr;  // device [num_rows], rows of the sequences; null: the first num_rows
+  int64_t num_rows = 0;
+};
+
 // A problem with its features in one value, for the kernels that take them.
 struct FullProblem : Problem {
   Features f;

@@ -86,4 +86,15 @@ Status merge_states_cpu(const MergeProblem& p, const LaunchContext& context) {
   });
 }
 
+Status attention_weights_cpu(const Problem& problem, const WeightsOutput& out,
+                             const LaunchContext& context) {
+  const FullProblem p(problem);
+  return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
+    using T = typename decltype(tag)::Type;
+    for_each_row(context, p.batch * p.heads_q * out.num_rows,
+                 [&](auto team, int64_t i) { weights_index<T>(team, p, out, i); });
+    return CUFLASH_SUCCESS;
+  });
+}
+
 }  // namespace cuflash

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/features.hpp"
 #include "core/variant.hpp"
 
 namespace cuflash {
@@ -7,5 +8,7 @@ namespace cuflash {
 extern const VariantSpan kCpuReference;
 
 Status merge_states_cpu(const MergeProblem& problem, const LaunchContext& context);
+Status attention_weights_cpu(const Problem& problem, const WeightsOutput& out,
+                             const LaunchContext& context);
 
 }  // namespace cuflash

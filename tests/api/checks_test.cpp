@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "api/problem.hpp"
 
@@ -58,10 +59,25 @@ TEST(Checks, Extents) {
       {"head_dim", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
        [](SmallProblem& s) { s.problem.head_dim = 0; }},
       {"head_dim", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
-       [](SmallProblem& s) { s.problem.head_dim = 257; }},
+       [](SmallProblem& s) { s.problem.head_dim = 577; }},
+      {"head_dim_v", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
+       [](SmallProblem& s) { s.problem.head_dim_v = 577; }},
+      {"head_dim_v", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
+       [](SmallProblem& s) { s.problem.head_dim_v = -1; }},
       {"head_dim", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
        [](SmallProblem& s) { s.problem.head_dim = -8; }},
   });
+}
+
+TEST(Checks, TheBackwardPassTakesSmallerHeadDims) {
+  for (int64_t cuflash_problem_t::*dim :
+       {&cuflash_problem_t::head_dim, &cuflash_problem_t::head_dim_v}) {
+    SmallProblem s;
+    s.problem.*dim = 257;
+    EXPECT_EQ(s.backward(), CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM);
+    EXPECT_TRUE(message_names("256"));
+    EXPECT_TRUE(s.nothing_written());
+  }
 }
 
 TEST(Checks, Scale) {
@@ -242,15 +258,20 @@ TEST(Checks, Masks) {
 }
 
 TEST(Checks, Flags) {
+  // Legal as they are, legal with more, and the unknown.
+  constexpr uint32_t kAlone = CUFLASH_PROBLEM_SCALE_SET | CUFLASH_PROBLEM_WINDOW |
+                              CUFLASH_PROBLEM_DETERMINISTIC | CUFLASH_PROBLEM_BATCH_INVARIANT |
+                              CUFLASH_PROBLEM_WORKSPACE_PREPARED | CUFLASH_PROBLEM_ACCUMULATE;
   for (int bit = 0; bit < 32; ++bit) {
     SmallProblem s;
     s.problem.flags = uint32_t{1} << bit;
-    const bool known =
-        (s.problem.flags &
-         (CUFLASH_PROBLEM_SCALE_SET | CUFLASH_PROBLEM_WINDOW | CUFLASH_PROBLEM_DETERMINISTIC |
-          CUFLASH_PROBLEM_BATCH_INVARIANT | CUFLASH_PROBLEM_WORKSPACE_PREPARED)) != 0;
-    EXPECT_EQ(s.forward(), known ? CUFLASH_SUCCESS : CUFLASH_ERROR_UNSUPPORTED) << bit;
-    EXPECT_EQ(s.nothing_written(), !known);
+    const cuflash_status_t expected =
+        (s.problem.flags & kAlone) != 0                    ? CUFLASH_SUCCESS
+        : s.problem.flags == CUFLASH_PROBLEM_LEFT_PADDED   ? CUFLASH_ERROR_NULL_POINTER
+        : s.problem.flags == CUFLASH_PROBLEM_V_IS_K_PREFIX ? CUFLASH_ERROR_INVALID_VALUE
+                                                           : CUFLASH_ERROR_UNSUPPORTED;
+    EXPECT_EQ(s.forward(), expected) << bit << ": " << cuflash_last_error();
+    EXPECT_EQ(s.nothing_written(), expected != CUFLASH_SUCCESS);
   }
   SmallProblem s;
   s.gradients.flags = 4;
@@ -260,53 +281,172 @@ TEST(Checks, Flags) {
   EXPECT_TRUE(s.nothing_written());
 }
 
+TEST(Checks, RaggedBatches) {
+  static const int32_t kOffsets[] = {0, 1, 3};
+  constexpr auto kNull = CUFLASH_ERROR_NULL_POINTER;
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  const auto odd = [](const int32_t* pointer) {
+    return reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(pointer) + 1);
+  };
+  expect_forward_and_backward({
+      {"cu_seqlens_q", kNull, [](SmallProblem& s) { s.problem.total_q = 1; }},
+      {"cu_seqlens_k", kNull, [](SmallProblem& s) { s.problem.total_k = 1; }},
+      {"total_q", CUFLASH_ERROR_INVALID_DIMENSION,
+       [](SmallProblem& s) { s.problem.cu_seqlens_q = kOffsets, s.problem.total_q = -1; }},
+      {"total_k", CUFLASH_ERROR_INVALID_DIMENSION,
+       [](SmallProblem& s) {
+         s.problem.cu_seqlens_k = kOffsets, s.problem.total_k = int64_t{1} << 31;
+       }},
+      {"cu_seqlens_q", CUFLASH_ERROR_MISALIGNED,
+       [&](SmallProblem& s) { s.problem.cu_seqlens_q = odd(kOffsets), s.problem.total_q = 3; }},
+      {"seqused_q", CUFLASH_ERROR_MISALIGNED,
+       [&](SmallProblem& s) { s.problem.seqused_q = odd(kOffsets); }},
+      {"leftpad_k", kValue, [](SmallProblem& s) { s.problem.leftpad_k = kOffsets; }},
+      {"leftpad_k", kNull, [](SmallProblem& s) { s.problem.flags = CUFLASH_PROBLEM_LEFT_PADDED; }},
+  });
+  SmallProblem s;
+  s.decode_problem.cu_seqlens_k = kOffsets;
+  EXPECT_EQ(s.decode(), kValue);
+  EXPECT_TRUE(message_names("cu_seqlens_k"));
+  s.decode_problem.cu_seqlens_k = nullptr;
+  s.decode_problem.seqused_k = kOffsets;
+  EXPECT_EQ(s.decode(), kValue);
+  EXPECT_TRUE(message_names("seqused_k"));
+  s.problem.seqused_k = reinterpret_cast<const int32_t*>(s.o.data());
+  EXPECT_EQ(s.forward(), CUFLASH_ERROR_ALIASING);
+  EXPECT_TRUE(message_names("seqused_k"));
+  EXPECT_TRUE(s.nothing_written());
+}
+
+TEST(Checks, ScoreModifiers) {
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  constexpr auto kDtype = CUFLASH_ERROR_UNSUPPORTED_DTYPE;
+  static const float kFloats[64] = {};
+  static const uint64_t kLong = 1;
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  expect_forward_and_backward({
+      {"softcap", kValue, [](SmallProblem& s) { s.problem.softcap = -1; }},
+      {"softcap", kValue, [&](SmallProblem& s) { s.problem.softcap = kNan; }},
+      {"softcap", kValue, [&](SmallProblem& s) { s.problem.softcap = kInfinity; }},
+      {"alibi_batch_stride", kValue, [](SmallProblem& s) { s.problem.alibi_batch_stride = 4; }},
+      {"alibi_dtype", kDtype,
+       [](SmallProblem& s) {
+         s.problem.alibi_slopes = kFloats, s.problem.alibi_dtype = CUFLASH_INT8;
+       }},
+      {"alibi_slopes", kValue,
+       [](SmallProblem& s) {
+         s.problem.alibi_slopes = kFloats, s.problem.alibi_batch_stride = -4;
+       }},
+      {"bias_dtype", kValue, [](SmallProblem& s) { s.problem.bias_dtype = CUFLASH_F32; }},
+      {"bias_row_stride", kValue, [](SmallProblem& s) { s.problem.bias_row_stride = 5; }},
+      {"bias_dtype", kDtype,
+       [](SmallProblem& s) { s.problem.bias = kFloats, s.problem.bias_dtype = 99; }},
+      {"problem.bias.head_stride", kValue,
+       [](SmallProblem& s) { s.problem.bias = kFloats, s.problem.bias_head_stride = -1; }},
+      {"problem.bias", CUFLASH_ERROR_MISALIGNED,
+       [](SmallProblem& s) { s.problem.bias = reinterpret_cast<const char*>(kFloats) + 2; }},
+      {"sinks_dtype", kValue, [](SmallProblem& s) { s.problem.sinks_dtype = CUFLASH_F16; }},
+      {"problem.sinks", CUFLASH_ERROR_MISALIGNED,
+       [](SmallProblem& s) { s.problem.sinks = reinterpret_cast<const char*>(kFloats) + 1; }},
+      {"dropout_p", kValue, [](SmallProblem& s) { s.problem.dropout_p = 1.5f; }},
+      {"dropout_p", kValue, [](SmallProblem& s) { s.problem.dropout_p = -0.5f; }},
+      {"dropout_p", kValue, [&](SmallProblem& s) { s.problem.dropout_p = kNan; }},
+      {"dropout_seed", kValue,
+       [](SmallProblem& s) { s.problem.dropout_seed = 1, s.problem.dropout_seed_ptr = &kLong; }},
+      {"dropout_offset", kValue,
+       [](SmallProblem& s) {
+         s.problem.dropout_offset = 1, s.problem.dropout_offset_ptr = &kLong;
+       }},
+  });
+}
+
+TEST(Checks, OutputsAndGradients) {
+  constexpr auto kDtype = CUFLASH_ERROR_UNSUPPORTED_DTYPE;
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  static const float kFloats[64] = {};
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(SmallProblem&)> spoil;
+  } forward[] = {
+      {"problem.lse", CUFLASH_ERROR_NULL_POINTER,
+       [](SmallProblem& s) {
+         s.problem.flags = CUFLASH_PROBLEM_ACCUMULATE, s.problem.lse = nullptr;
+       }},
+      {"problem.o", kDtype,
+       [](SmallProblem& s) {
+         s.problem.flags = CUFLASH_PROBLEM_ACCUMULATE;
+         for (cuflash_tensor_t* t : {&s.problem.q, &s.problem.k, &s.problem.v, &s.problem.o})
+           t->dtype = CUFLASH_F16;
+       }},
+      {"problem.v", kValue,
+       [](SmallProblem& s) { s.problem.flags = CUFLASH_PROBLEM_V_IS_K_PREFIX; }},
+      {"head_dim_v", CUFLASH_ERROR_DIMENSION_MISMATCH,
+       [](SmallProblem& s) {
+         s.problem.flags = CUFLASH_PROBLEM_V_IS_K_PREFIX, s.problem.v = {};
+         s.problem.head_dim_v = 9;
+       }},
+  };
+  for (const auto& row : forward) {
+    SmallProblem s;
+    row.spoil(s);
+    EXPECT_EQ(s.forward(), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_TRUE(s.nothing_written());
+  }
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(SmallProblem&)> spoil;
+  } backward[] = {
+      {"problem.flags", CUFLASH_ERROR_UNSUPPORTED,
+       [](SmallProblem& s) { s.problem.flags = CUFLASH_PROBLEM_ACCUMULATE; }},
+      {"problem.flags", CUFLASH_ERROR_UNSUPPORTED,
+       [](SmallProblem& s) { s.problem.flags = CUFLASH_PROBLEM_V_IS_K_PREFIX; }},
+      {"gradients.delta", CUFLASH_ERROR_NULL_POINTER,
+       [](SmallProblem& s) { s.gradients.flags = CUFLASH_GRADIENTS_DELTA_GIVEN; }},
+      {"gradients.delta", CUFLASH_ERROR_ALIASING,
+       [](SmallProblem& s) { s.gradients.delta = s.lse.data(); }},
+      {"gradients.dbias", kValue, [](SmallProblem& s) { s.gradients.dbias = s.d_o.data(); }},
+      {"gradients.dsinks", kValue, [](SmallProblem& s) { s.gradients.dsinks = s.d_o.data(); }},
+      {"gradients.dbias", CUFLASH_ERROR_ALIASING,
+       [](SmallProblem& s) { s.problem.bias = kFloats, s.gradients.dbias = s.q.data(); }},
+      {"gradients.dbias", CUFLASH_ERROR_ALIASING,  // its rows overlap
+       [](SmallProblem& s) {
+         s.problem.bias = kFloats, s.problem.bias_row_stride = 4, s.gradients.dbias = s.o.data();
+       }},
+      {"gradients.dsinks", CUFLASH_ERROR_ALIASING,
+       [](SmallProblem& s) { s.problem.sinks = kFloats, s.gradients.dsinks = s.dq.data(); }},
+      {"gradients.dk", kDtype,
+       [](SmallProblem& s) {
+         s.gradients.flags = CUFLASH_GRADIENTS_ACCUMULATE;
+         for (cuflash_tensor_t* t : {&s.problem.q, &s.problem.k, &s.problem.v, &s.problem.o,
+                                     &s.gradients.d_o, &s.gradients.dk, &s.gradients.dv})
+           t->dtype = CUFLASH_F16;
+       }},
+  };
+  for (const auto& row : backward) {
+    SmallProblem s;
+    row.spoil(s);
+    EXPECT_EQ(s.backward(), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_TRUE(s.nothing_written());
+  }
+}
+
 TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
   constexpr auto kUnsupported = CUFLASH_ERROR_UNSUPPORTED;
   static const float kFloat = 1;
   static const int32_t kInt = 1;
-  static const uint64_t kLong = 1;
   static const uint32_t kWord = 1;
   expect_forward_and_backward({
-      {"head_dim_v", kUnsupported, [](SmallProblem& s) { s.problem.head_dim_v = 4; }},
-      {"total_q", kUnsupported, [](SmallProblem& s) { s.problem.total_q = 1; }},
-      {"total_k", kUnsupported, [](SmallProblem& s) { s.problem.total_k = 1; }},
-      {"cu_seqlens_q", kUnsupported, [](SmallProblem& s) { s.problem.cu_seqlens_q = &kInt; }},
-      {"cu_seqlens_k", kUnsupported, [](SmallProblem& s) { s.problem.cu_seqlens_k = &kInt; }},
-      {"seqused_q", kUnsupported, [](SmallProblem& s) { s.problem.seqused_q = &kInt; }},
-      {"seqused_k", kUnsupported, [](SmallProblem& s) { s.problem.seqused_k = &kInt; }},
-      {"leftpad_k", kUnsupported, [](SmallProblem& s) { s.problem.leftpad_k = &kInt; }},
       {"tree_mask", kUnsupported, [](SmallProblem& s) { s.problem.tree_mask = &kWord; }},
-      {"softcap", kUnsupported, [](SmallProblem& s) { s.problem.softcap = 30; }},
-      {"alibi_slopes", kUnsupported, [](SmallProblem& s) { s.problem.alibi_slopes = &kFloat; }},
-      {"bias", kUnsupported, [](SmallProblem& s) { s.problem.bias = &kFloat; }},
-      {"sinks", kUnsupported, [](SmallProblem& s) { s.problem.sinks = &kFloat; }},
-      {"dropout_p", kUnsupported, [](SmallProblem& s) { s.problem.dropout_p = 0.1f; }},
-      {"dropout_seed_ptr", kUnsupported,
-       [](SmallProblem& s) { s.problem.dropout_seed_ptr = &kLong; }},
       {"q_descale", kUnsupported, [](SmallProblem& s) { s.problem.q_descale = &kFloat; }},
       {"k_descale", kUnsupported, [](SmallProblem& s) { s.problem.k_descale = &kFloat; }},
       {"v_descale", kUnsupported, [](SmallProblem& s) { s.problem.v_descale = &kFloat; }},
       {"math_mode", kUnsupported, [](SmallProblem& s) { s.problem.math_mode = CUFLASH_MATH_TF32; }},
-      {"CUFLASH_PROBLEM_ACCUMULATE", kUnsupported,
-       [](SmallProblem& s) { s.problem.flags = CUFLASH_PROBLEM_ACCUMULATE; }},
   });
-  SmallProblem s;
-  s.problem.head_dim_v = SmallProblem::kDim;  // the same is fine
-  EXPECT_EQ(s.forward(), CUFLASH_SUCCESS) << cuflash_last_error();
-
-  const std::pair<const char*, std::function<void(SmallProblem&)>> gradients[] = {
-      {"dlse", [](SmallProblem& g) { g.gradients.dlse = &kFloat; }},
-      {"delta", [](SmallProblem& g) { g.gradients.delta = g.lse.data(); }},
-      {"dbias", [](SmallProblem& g) { g.gradients.dbias = g.lse.data(); }},
-      {"dsinks", [](SmallProblem& g) { g.gradients.dsinks = g.lse.data(); }},
-      {"ACCUMULATE", [](SmallProblem& g) { g.gradients.flags = CUFLASH_GRADIENTS_ACCUMULATE; }},
-  };
-  for (const auto& [name, spoil] : gradients) {
-    SmallProblem g;
-    spoil(g);
-    EXPECT_EQ(g.backward(), kUnsupported) << name;
-    EXPECT_TRUE(message_names(name));
-  }
   const std::pair<const char*, std::function<void(SmallProblem&)>> caches[] = {
       {"layout", [](SmallProblem& c) { c.cache.layout = CUFLASH_CACHE_PAGED; }},
       {"id_bits", [](SmallProblem& c) { c.cache.id_bits = 64; }},
@@ -455,15 +595,56 @@ TEST(Checks, InitFunctions) {
   EXPECT_EQ(weights.struct_size, sizeof weights);
 }
 
+TEST(Checks, Weights) {
+  SmallProblem s;
+  ASSERT_EQ(s.forward(), CUFLASH_SUCCESS);
+  std::vector<float> out(
+      SmallProblem::kBatch * SmallProblem::kHeadsQ * SmallProblem::kLenQ * SmallProblem::kLenK,
+      SmallProblem::kUntouched);
+  const std::vector<float> untouched = out;
+  const std::vector<int32_t> rows = {2, 0};
+  const auto run = [&](const std::function<void(cuflash_weights_t&)>& spoil) {
+    cuflash_weights_t weights;
+    cuflash_weights_init(&weights, sizeof weights);
+    weights.weights = out.data();
+    spoil(weights);
+    return cuflash_attention_weights(handle_of(Device::kCpu), &s.problem, &weights, nullptr);
+  };
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(cuflash_weights_t&)> spoil;
+  } bad[] = {
+      {"weights.num_rows", CUFLASH_ERROR_INVALID_DIMENSION,
+       [](cuflash_weights_t& w) { w.num_rows = -1; }},
+      {"weights.flags", CUFLASH_ERROR_UNSUPPORTED, [](cuflash_weights_t& w) { w.flags = 1; }},
+      {"weights.weights", CUFLASH_ERROR_NULL_POINTER,
+       [](cuflash_weights_t& w) { w.weights = nullptr; }},
+      {"weights.weights", CUFLASH_ERROR_ALIASING,
+       [&](cuflash_weights_t& w) { w.weights = s.k.data(); }},
+      {"weights.weights.row_stride", CUFLASH_ERROR_ALIASING,
+       [](cuflash_weights_t& w) { w.batch_stride = 60, w.head_stride = 15; }},
+      {"weights.rows", CUFLASH_ERROR_MISALIGNED,
+       [&](cuflash_weights_t& w) {
+         w.rows = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(rows.data()) + 1);
+       }},
+      {"weights", CUFLASH_ERROR_STRUCT_SIZE, [](cuflash_weights_t& w) { w.struct_size = 8; }},
+  };
+  for (const auto& row : bad) {
+    EXPECT_EQ(run(row.spoil), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_EQ(out, untouched);
+  }
+  EXPECT_EQ(run([](cuflash_weights_t&) {}), CUFLASH_SUCCESS) << cuflash_last_error();
+  for (size_t row = 0; row < out.size(); row += SmallProblem::kLenK)
+    EXPECT_NEAR(std::accumulate(&out[row], &out[row] + SmallProblem::kLenK, 0.0), 1, 1e-6);
+}
+
 TEST(Checks, OperationsToCome) {
   SmallProblem s;
   cuflash_kv_append_t append;
   cuflash_kv_append_init(&append, sizeof append);
   EXPECT_EQ(cuflash_kv_cache_append(handle_of(Device::kCpu), &s.cache, &append, nullptr),
-            CUFLASH_ERROR_UNSUPPORTED);
-  cuflash_weights_t weights;
-  cuflash_weights_init(&weights, sizeof weights);
-  EXPECT_EQ(cuflash_attention_weights(handle_of(Device::kCpu), &s.problem, &weights, nullptr),
             CUFLASH_ERROR_UNSUPPORTED);
 }
 
@@ -622,7 +803,7 @@ TEST(Checks, Merge) {
       {"heads", CUFLASH_ERROR_INVALID_DIMENSION,
        [](SmallMerge& m) { m.merge.heads = int64_t{1} << 40; }},
       {"head_dim", CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM,
-       [](SmallMerge& m) { m.merge.head_dim = 300; }},
+       [](SmallMerge& m) { m.merge.head_dim = 577; }},
       {"parts", CUFLASH_ERROR_NULL_POINTER, [](SmallMerge& m) { m.merge.parts.data = nullptr; }},
       {"lse_parts", CUFLASH_ERROR_NULL_POINTER, [](SmallMerge& m) { m.merge.lse_parts = nullptr; }},
       {"merge.o", CUFLASH_ERROR_NULL_POINTER, [](SmallMerge& m) { m.merge.o.data = nullptr; }},

@@ -17,7 +17,7 @@ void on_threads(int count, F body) {
 
 TEST(Threads, MessagesAreTheirOwn) {
   SmallProblem good;
-  good.problem.head_dim = 300;
+  good.problem.head_dim = 600;
   ASSERT_EQ(good.forward(), CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM);
   const std::string before = cuflash_last_error();
   on_threads(8, [](int t) {

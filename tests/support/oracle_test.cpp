@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "support/data.hpp"
 
@@ -152,6 +153,119 @@ TEST(Oracle, Merge) {
   EXPECT_EQ(m.lse.x[1], 0.5);
   EXPECT_DOUBLE_EQ(m.o.x[2], 5);
   EXPECT_DOUBLE_EQ(m.lse.x[2], std::log(4.0));
+}
+
+// One head of dimension 1 whose products are those of `scores`.
+struct OneRow {
+  Problem problem;
+  Inputs inputs;
+  explicit OneRow(const std::vector<double>& scores) {
+    const auto keys = static_cast<int64_t>(scores.size());
+    problem.shape = {1, 1, 1, 1, keys, 1};
+    problem.scale_set = true;
+    problem.scale = 1;
+    inputs.q = Tensor(1, 1, 1, 1, 1);
+    inputs.k = Tensor::from(
+        1, 1, keys, 1, [&](auto, auto, auto j, auto) { return scores[static_cast<size_t>(j)]; });
+    inputs.v = Tensor::from(1, 1, keys, 1, [](auto, auto, auto j, auto) { return j; });
+  }
+  void expect(double o, double lse) const {
+    for (const Results& r :
+         {oracle(problem, inputs), plain(problem, inputs), plain(problem, inputs, 3)}) {
+      EXPECT_NEAR(r.o.at(0, 0, 0), o, 1e-5);
+      if (std::isinf(lse))
+        EXPECT_EQ(r.lse.at(0, 0, 0), lse);
+      else
+        EXPECT_NEAR(r.lse.at(0, 0, 0), lse, 1e-5);
+    }
+  }
+};
+
+TEST(Oracle, ModifiersByHand) {
+  OneRow capped({5000, 10000, -10000});
+  capped.problem.softcap = 50;
+  capped.expect(0.5, 50 + std::log(2.0));
+
+  OneRow sloped({0, 0, 0, 0});
+  sloped.problem.slopes = SlopesSpec{};
+  sloped.inputs.slopes = Tensor(1, 1, 1, 1, 1);
+  sloped.expect(2.4926527, 0.4401897);
+
+  OneRow biased({0, 0, 0});
+  biased.problem.bias = BiasSpec{};
+  biased.inputs.bias = Tensor::from(1, 1, 1, 3, [](auto, auto, auto, auto j) {
+    return j == 0 ? -kInfinity : std::log(static_cast<double>(j));
+  });
+  biased.expect(5.0 / 3, std::log(3.0));
+  biased.inputs.bias = Tensor(1, 1, 1, 3, -kInfinity);
+  biased.expect(0, -kInfinity);
+
+  OneRow sunk({0, 0, 0});
+  sunk.problem.sinks = Dtype::kF32;
+  sunk.inputs.sinks = Tensor(1, 1, 1, 1, std::log(3.0));
+  sunk.expect(0.5, std::log(6.0));
+  sunk.problem.lengths = {0};
+  sunk.expect(0, std::log(3.0));
+}
+
+TEST(Oracle, LeftPaddingAndLengthsOfQueries) {
+  Uniform u(3, 5, causal_mask());
+  u.problem.lengths = {4};
+  u.problem.left_pad = {1};
+  u.problem.lengths_q = {2};
+  u.expect({{0, 1}, {0, 1, 2}});
+}
+
+TEST(Oracle, DropoutByHand) {
+  OneRow row({0, 0, 0, 0});
+  row.problem.dropout = {0.5f, 0, 0};
+  // Of the first known answer of Philox, 6627e8d5 and below 2^31 drops.
+  row.expect((1 + 2 + 3) * 2 / 4.0, std::log(4.0));
+}
+
+// Finite differences of sum(dO O) + sum(dLSE LSE) by the bias and the sinks.
+TEST(Oracle, GradientsOfBiasAndSinks) {
+  Problem p;
+  p.operation = Operation::kBackward;
+  p.shape = {1, 2, 1, 3, 4, 5};
+  p.bias = BiasSpec{};
+  p.sinks = Dtype::kF32;
+  p.softcap = 2;
+  p.dropout = {0.3f, 1, 2};
+  p.d_lse = true;
+  Inputs in;
+  const auto make = [](int64_t heads, int64_t rows, int64_t dim, uint32_t t) {
+    Tensor tensor(1, heads, rows, dim);
+    fill(tensor, DataKind::kNormal, t, 1, -1, Dtype::kF32);
+    return tensor;
+  };
+  in.q = make(2, 3, 5, 1), in.k = make(1, 4, 5, 2), in.v = make(1, 4, 5, 3);
+  in.d_o = make(2, 3, 5, 4), in.bias = make(2, 3, 4, 5), in.sinks = make(2, 1, 1, 6);
+  in.d_lse = make(2, 3, 1, 7);
+  const Results exact = oracle(p, in);
+  const auto loss = [&] {
+    const Results r = oracle(p, in);
+    double sum = 0;
+    for (size_t n = 0; n < r.o.x.size(); ++n) sum += r.o.x[n] * in.d_o.x[n];
+    for (size_t n = 0; n < r.lse.x.size(); ++n) sum += r.lse.x[n] * in.d_lse.x[n];
+    return sum;
+  };
+  const std::pair<Tensor*, const Tensor*> pairs[] = {{&in.bias, &exact.d_bias},
+                                                     {&in.sinks, &exact.d_sinks},
+                                                     {&in.q, &exact.dq},
+                                                     {&in.k, &exact.dk},
+                                                     {&in.v, &exact.dv}};
+  for (const auto& [input, gradient] : pairs)
+    for (size_t n = 0; n < input->x.size(); ++n) {
+      constexpr double kStep = 1e-5;
+      const double before = input->x[n];
+      input->x[n] = before + kStep;
+      const double above = loss();
+      input->x[n] = before - kStep;
+      const double below = loss();
+      input->x[n] = before;
+      EXPECT_NEAR(gradient->x[n], (above - below) / (2 * kStep), 1e-7);
+    }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "api/tables.hpp"
+#include "core/features.hpp"
 #include "core/split.hpp"
 
 namespace cuflash {
@@ -113,6 +114,28 @@ TEST(Tables, AreThoseOfTheBuild) {
   for (std::string name; std::getline(list, name, ',');) built.insert(name);
   for_each_variant(all_variants(), [&](const Variant& v) { tables.insert(v.name); });
   EXPECT_EQ(tables, built);
+}
+
+// A feature that only the reference has is refused by the others by name, and the reference is chosen.
+TEST(Tables, FeaturesThatOnlyTheReferenceHas) {
+  const Tables tables;
+  for (const Operation operation : {Operation::kForward, Operation::kBackward, Operation::kDecode})
+    for (const Capabilities& c : {cpu(), gpu(80, k99KB), gpu(90, k227KB)})
+      for (uint32_t feature = kRaggedBatches; feature <= kLseGradient; feature <<= 1) {
+        Features features;
+        features.used = feature;
+        Problem p = problem_of(operation, Dtype::kF16, 64);
+        p.features = &features;
+        ASSERT_NE(tables.choice(p, c).find("_reference"), std::string::npos) << feature;
+        std::set<std::string> reasons;
+        for (const Variant& v : tables.rows()) {
+          if (v.operation != operation || v.on_cpu != c.is_cpu) continue;
+          const Refusal refusal = refusal_of(v, p, c);
+          ASSERT_EQ(static_cast<bool>(refusal), std::string(v.family) != "reference") << v.name;
+          if (refusal) reasons.insert(refusal.reason);
+        }
+        EXPECT_EQ(reasons.size(), 1u) << *reasons.begin();
+      }
 }
 
 TEST(Tables, TheReferenceTakesEverythingEverywhere) {

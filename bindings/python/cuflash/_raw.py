@@ -43,7 +43,7 @@ class cuflash_status(IntEnum):
     CUFLASH_ERROR_CUDA = 4
     #: device memory
     CUFLASH_ERROR_OUT_OF_MEMORY = 5
-    #: head_dim outside 1 to 256
+    #: head_dim outside 1 to 576 (backward: 256)
     CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM = 6
     #: unknown, unset or unsuitable dtype
     CUFLASH_ERROR_UNSUPPORTED_DTYPE = 7
@@ -210,17 +210,17 @@ class cuflash_problem_flag(IntEnum):
     CUFLASH_PROBLEM_SCALE_SET = 1
     #: use window_left and window_right
     CUFLASH_PROBLEM_WINDOW = 2
-    #: V is the first head_dim_v channels of K; not implemented yet
+    #: V is the first head_dim_v channels of K, v is all zero; not in the backward pass
     CUFLASH_PROBLEM_V_IS_K_PREFIX = 4
     #: bitwise equal results from run to run
     CUFLASH_PROBLEM_DETERMINISTIC = 8
     #: a row's bits do not depend on its batch
     CUFLASH_PROBLEM_BATCH_INVARIANT = 16
-    #: fold into a running (O, LSE); not implemented yet
+    #: fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
     CUFLASH_PROBLEM_ACCUMULATE = 32
     #: the workspace went through cuflash_workspace_prepare()
     CUFLASH_PROBLEM_WORKSPACE_PREPARED = 64
-    #: use leftpad_k; not implemented yet
+    #: use leftpad_k
     CUFLASH_PROBLEM_LEFT_PADDED = 128
 
 
@@ -237,9 +237,9 @@ CUFLASH_PROBLEM_LEFT_PADDED = cuflash_problem_flag.CUFLASH_PROBLEM_LEFT_PADDED
 class cuflash_gradients_flag(IntEnum):
     """Bits of cuflash_gradients.flags."""
 
-    #: add into dq, dk, dv; not implemented yet
+    #: add into dq, dk and dv, which must be f32
     CUFLASH_GRADIENTS_ACCUMULATE = 1
-    #: delta is an input; not implemented yet
+    #: delta is an input, and problem.o is not read
     CUFLASH_GRADIENTS_DELTA_GIVEN = 2
 
 
@@ -407,21 +407,21 @@ class cuflash_problem_t(Struct):
         ("len_q", c_int64),
         #: Sk (the maximum when ragged); decode: 0, the cache tells
         ("len_k", c_int64),
-        #: D of q and k, 1 to 256
+        #: D of q and k, 1 to 576 (backward: 256)
         ("head_dim", c_int64),
-        #: channels of v and o; 0: head_dim; other values are not implemented yet
+        #: channels of v and o, Dv; 0: head_dim; the same bounds
         ("head_dim_v", c_int64),
-        #: tokens in a packed q; not implemented yet
+        #: with cu_seqlens_q: rows of the packed q
         ("total_q", c_int64),
-        #: tokens in packed k and v; not implemented yet
+        #: with cu_seqlens_k: rows of the packed k and v
         ("total_k", c_int64),
         #: [B, Hq, Sq, D], its dtype must be set
         ("q", cuflash_tensor_t),
         #: [B, Hkv, Sk, D], dtype of q; decode: all zero
         ("k", cuflash_tensor_t),
-        #: [B, Hkv, Sk, D], dtype of q; decode: all zero
+        #: [B, Hkv, Sk, Dv], dtype of q; decode: all zero
         ("v", cuflash_tensor_t),
-        #: [B, Hq, Sq, D], dtype of q (an output; an input of backward)
+        #: [B, Hq, Sq, Dv], dtype of q or f32 (an output; an input of backward)
         ("o", cuflash_tensor_t),
         #: [B, Hq, Sq]; forward and decode may have NULL, backward reads it
         ("lse", c_void_p),
@@ -431,15 +431,15 @@ class cuflash_problem_t(Struct):
         ("lse_head_stride", c_int64),
         #: elements
         ("lse_row_stride", c_int64),
-        #: device [B+1]; not implemented yet
+        #: device [B+1], rising: where sequences begin in a packed q
         ("cu_seqlens_q", c_void_p),
-        #: device [B+1]; not implemented yet
+        #: device [B+1], rising: the same of k and v; not in decode
         ("cu_seqlens_k", c_void_p),
-        #: device [B]; not implemented yet
+        #: device [B], rows in use; NULL: all
         ("seqused_q", c_void_p),
-        #: device [B]; not implemented yet
+        #: device [B], slots of keys in use; NULL: all; not in decode
         ("seqused_k", c_void_p),
-        #: device [B]; not implemented yet
+        #: with CUFLASH_PROBLEM_LEFT_PADDED: device [B], unused slots first
         ("leftpad_k", c_void_p),
         #: enum cuflash_mask
         ("mask", c_int32),
@@ -461,13 +461,13 @@ class cuflash_problem_t(Struct):
         ("tree_mask_row_stride", c_int64),
         #: with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
         ("scale", c_float),
-        #: cap * tanh(s / cap); not implemented yet
+        #: cap of cap * tanh(s / cap), finite; 0: none
         ("softcap", c_float),
-        #: device [Hq] or [B, Hq]; not implemented yet
+        #: device [Hq] or [B, Hq]; NULL: none
         ("alibi_slopes", c_void_p),
         #: elements; 0: [Hq]
         ("alibi_batch_stride", c_int64),
-        #: device [B, Hq, Sq, Sk] by strides; not implemented yet
+        #: device [B, Hq, Sq, Sk] by strides, keys contiguous; NULL: none
         ("bias", c_void_p),
         #: elements; 0 repeats
         ("bias_batch_stride", c_int64),
@@ -475,7 +475,7 @@ class cuflash_problem_t(Struct):
         ("bias_head_stride", c_int64),
         #: elements; 0 repeats
         ("bias_row_stride", c_int64),
-        #: device [Hq]; not implemented yet
+        #: device [Hq], natural logarithms; NULL: none
         ("sinks", c_void_p),
         #: enum cuflash_dtype; 0: f32
         ("alibi_dtype", c_int32),
@@ -483,11 +483,12 @@ class cuflash_problem_t(Struct):
         ("bias_dtype", c_int32),
         #: enum cuflash_dtype; 0: f32
         ("sinks_dtype", c_int32),
-        #: probability of dropping, 0 to 1; not implemented yet
+        #: probability of dropping, 0 to 1; then B * Hq is at most 2^32
         ("dropout_p", c_float),
-        #: Philox key
+        #: key of Philox4x32-10
         ("dropout_seed", c_uint64),
-        #: Philox counter
+        #: its counter: a call uses this to this + (Sk - 1) / 4, so calls that add Sk / 4, rounded
+        #: up, drop independently
         ("dropout_offset", c_uint64),
         #: device; instead of the value
         ("dropout_seed_ptr", c_void_p),
@@ -537,21 +538,23 @@ class cuflash_gradients_t(Struct):
         ("struct_size", c_uint32),
         #: bits of enum cuflash_gradients_flag
         ("flags", c_uint32),
-        #: [B, Hq, Sq, D] in, dtype of q; strides of 0 are fine
+        #: [B, Hq, Sq, Dv] in, dtype of q; strides of 0 are fine
         ("d_o", cuflash_tensor_t),
-        #: [B, Hq, Sq, D] out, dtype of q
+        #: [B, Hq, Sq, D] out, dtype of q or f32
         ("dq", cuflash_tensor_t),
-        #: [B, Hkv, Sk, D] out, dtype of q: the sum over the group's query heads
+        #: [B, Hkv, Sk, D] out, dtype of q or f32: the sum over the group's query heads
         ("dk", cuflash_tensor_t),
-        #: [B, Hkv, Sk, D] out, dtype of q
+        #: [B, Hkv, Sk, Dv] out, dtype of q or f32
         ("dv", cuflash_tensor_t),
-        #: [B, Hq, Sq] in, by the problem's lse strides; not implemented yet
+        #: gradient of LSE, [B, Hq, Sq] in, by the problem's lse strides; NULL: 0
         ("dlse", c_void_p),
-        #: [B, Hq, Sq] rowsum(O * dO); not implemented yet
+        #: rowsum(O * dO), [B, Hq, Sq] by the problem's lse strides; an output unless
+        #: CUFLASH_GRADIENTS_DELTA_GIVEN; NULL: not wanted
         ("delta", c_void_p),
-        #: out, by the problem's bias strides; not implemented yet
+        #: out, dtype and strides of the bias, summed along strides of 0; written as a whole; NULL:
+        #: not wanted
         ("dbias", c_void_p),
-        #: out [Hq]; not implemented yet
+        #: out [Hq], dtype of the sinks; NULL: not wanted
         ("dsinks", c_void_p),
     ]
 
@@ -675,7 +678,7 @@ class cuflash_merge_t(Struct):
         ("heads", c_int64),
         #: Sq
         ("len", c_int64),
-        #: D, 1 to 256
+        #: D, 1 to 576
         ("head_dim", c_int64),
         #: part 0 of O: [B, Hq, Sq, D]; its dtype must be set
         ("parts", cuflash_tensor_t),
@@ -707,7 +710,7 @@ class cuflash_weights_t(Struct):
         ("struct_size", c_uint32),
         #: zero
         ("flags", c_uint32),
-        #: out [B, Hq, num_rows, Sk]
+        #: out [B, Hq, num_rows, Sk], keys contiguous; 0 where nothing is seen
         ("weights", c_void_p),
         #: the three strides all zero: dense
         ("batch_stride", c_int64),
@@ -715,7 +718,7 @@ class cuflash_weights_t(Struct):
         ("head_stride", c_int64),
         #: elements
         ("row_stride", c_int64),
-        #: device [num_rows], query rows; NULL: the first num_rows
+        #: device [num_rows], rows of each sequence; NULL: the first num_rows
         ("rows", c_void_p),
         #: 0: Sq
         ("num_rows", c_int64),
@@ -940,7 +943,9 @@ def cuflash_merge_states(handle, merge, stream):
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_problem_t),
         POINTER(cuflash_weights_t), cuflash_stream_t])
 def cuflash_attention_weights(handle, problem, weights, stream):
-    """Softmax probabilities of chosen rows from Q, K and LSE. Not implemented yet: returns 10."""
+    """Softmax probabilities, before dropout, of chosen rows from the problem's q, k and lse, for
+    looking at: simple and slow. v and o have no part in it. A row that a sequence does not have
+    gets 0. Statuses as forward; 15 weights overlaps."""
 
 
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_problem_t), c_void_p])

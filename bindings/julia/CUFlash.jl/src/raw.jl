@@ -51,7 +51,7 @@ const CUFLASH_ERROR_NULL_POINTER = Int32(3)
 const CUFLASH_ERROR_CUDA = Int32(4)
 # device memory
 const CUFLASH_ERROR_OUT_OF_MEMORY = Int32(5)
-# head_dim outside 1 to 256
+# head_dim outside 1 to 576 (backward: 256)
 const CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM = Int32(6)
 # unknown, unset or unsuitable dtype
 const CUFLASH_ERROR_UNSUPPORTED_DTYPE = Int32(7)
@@ -162,26 +162,26 @@ const cuflash_problem_flag = UInt32
 const CUFLASH_PROBLEM_SCALE_SET = UInt32(1)
 # use window_left and window_right
 const CUFLASH_PROBLEM_WINDOW = UInt32(2)
-# V is the first head_dim_v channels of K; not implemented yet
+# V is the first head_dim_v channels of K, v is all zero; not in the backward pass
 const CUFLASH_PROBLEM_V_IS_K_PREFIX = UInt32(4)
 # bitwise equal results from run to run
 const CUFLASH_PROBLEM_DETERMINISTIC = UInt32(8)
 # a row's bits do not depend on its batch
 const CUFLASH_PROBLEM_BATCH_INVARIANT = UInt32(16)
-# fold into a running (O, LSE); not implemented yet
+# fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
 const CUFLASH_PROBLEM_ACCUMULATE = UInt32(32)
 # the workspace went through cuflash_workspace_prepare()
 const CUFLASH_PROBLEM_WORKSPACE_PREPARED = UInt32(64)
-# use leftpad_k; not implemented yet
+# use leftpad_k
 const CUFLASH_PROBLEM_LEFT_PADDED = UInt32(128)
 
 """
 Bits of cuflash_gradients.flags.
 """
 const cuflash_gradients_flag = UInt32
-# add into dq, dk, dv; not implemented yet
+# add into dq, dk and dv, which must be f32
 const CUFLASH_GRADIENTS_ACCUMULATE = UInt32(1)
-# delta is an input; not implemented yet
+# delta is an input, and problem.o is not read
 const CUFLASH_GRADIENTS_DELTA_GIVEN = UInt32(2)
 
 """
@@ -295,21 +295,21 @@ struct cuflash_problem_t
     len_q::Int64
     # Sk (the maximum when ragged); decode: 0, the cache tells
     len_k::Int64
-    # D of q and k, 1 to 256
+    # D of q and k, 1 to 576 (backward: 256)
     head_dim::Int64
-    # channels of v and o; 0: head_dim; other values are not implemented yet
+    # channels of v and o, Dv; 0: head_dim; the same bounds
     head_dim_v::Int64
-    # tokens in a packed q; not implemented yet
+    # with cu_seqlens_q: rows of the packed q
     total_q::Int64
-    # tokens in packed k and v; not implemented yet
+    # with cu_seqlens_k: rows of the packed k and v
     total_k::Int64
     # [B, Hq, Sq, D], its dtype must be set
     q::cuflash_tensor_t
     # [B, Hkv, Sk, D], dtype of q; decode: all zero
     k::cuflash_tensor_t
-    # [B, Hkv, Sk, D], dtype of q; decode: all zero
+    # [B, Hkv, Sk, Dv], dtype of q; decode: all zero
     v::cuflash_tensor_t
-    # [B, Hq, Sq, D], dtype of q (an output; an input of backward)
+    # [B, Hq, Sq, Dv], dtype of q or f32 (an output; an input of backward)
     o::cuflash_tensor_t
     # [B, Hq, Sq]; forward and decode may have NULL, backward reads it
     lse::Ptr{Float32}
@@ -319,15 +319,15 @@ struct cuflash_problem_t
     lse_head_stride::Int64
     # elements
     lse_row_stride::Int64
-    # device [B+1]; not implemented yet
+    # device [B+1], rising: where sequences begin in a packed q
     cu_seqlens_q::Ptr{Int32}
-    # device [B+1]; not implemented yet
+    # device [B+1], rising: the same of k and v; not in decode
     cu_seqlens_k::Ptr{Int32}
-    # device [B]; not implemented yet
+    # device [B], rows in use; NULL: all
     seqused_q::Ptr{Int32}
-    # device [B]; not implemented yet
+    # device [B], slots of keys in use; NULL: all; not in decode
     seqused_k::Ptr{Int32}
-    # device [B]; not implemented yet
+    # with CUFLASH_PROBLEM_LEFT_PADDED: device [B], unused slots first
     leftpad_k::Ptr{Int32}
     # enum cuflash_mask
     mask::Int32
@@ -349,13 +349,13 @@ struct cuflash_problem_t
     tree_mask_row_stride::Int64
     # with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
     scale::Float32
-    # cap * tanh(s / cap); not implemented yet
+    # cap of cap * tanh(s / cap), finite; 0: none
     softcap::Float32
-    # device [Hq] or [B, Hq]; not implemented yet
+    # device [Hq] or [B, Hq]; NULL: none
     alibi_slopes::Ptr{Cvoid}
     # elements; 0: [Hq]
     alibi_batch_stride::Int64
-    # device [B, Hq, Sq, Sk] by strides; not implemented yet
+    # device [B, Hq, Sq, Sk] by strides, keys contiguous; NULL: none
     bias::Ptr{Cvoid}
     # elements; 0 repeats
     bias_batch_stride::Int64
@@ -363,7 +363,7 @@ struct cuflash_problem_t
     bias_head_stride::Int64
     # elements; 0 repeats
     bias_row_stride::Int64
-    # device [Hq]; not implemented yet
+    # device [Hq], natural logarithms; NULL: none
     sinks::Ptr{Cvoid}
     # enum cuflash_dtype; 0: f32
     alibi_dtype::Int32
@@ -371,11 +371,12 @@ struct cuflash_problem_t
     bias_dtype::Int32
     # enum cuflash_dtype; 0: f32
     sinks_dtype::Int32
-    # probability of dropping, 0 to 1; not implemented yet
+    # probability of dropping, 0 to 1; then B * Hq is at most 2^32
     dropout_p::Float32
-    # Philox key
+    # key of Philox4x32-10
     dropout_seed::UInt64
-    # Philox counter
+    # its counter: a call uses this to this + (Sk - 1) / 4, so calls that add Sk / 4, rounded up,
+    # drop independently
     dropout_offset::UInt64
     # device; instead of the value
     dropout_seed_ptr::Ptr{UInt64}
@@ -424,21 +425,23 @@ struct cuflash_gradients_t
     struct_size::UInt32
     # bits of enum cuflash_gradients_flag
     flags::UInt32
-    # [B, Hq, Sq, D] in, dtype of q; strides of 0 are fine
+    # [B, Hq, Sq, Dv] in, dtype of q; strides of 0 are fine
     d_o::cuflash_tensor_t
-    # [B, Hq, Sq, D] out, dtype of q
+    # [B, Hq, Sq, D] out, dtype of q or f32
     dq::cuflash_tensor_t
-    # [B, Hkv, Sk, D] out, dtype of q: the sum over the group's query heads
+    # [B, Hkv, Sk, D] out, dtype of q or f32: the sum over the group's query heads
     dk::cuflash_tensor_t
-    # [B, Hkv, Sk, D] out, dtype of q
+    # [B, Hkv, Sk, Dv] out, dtype of q or f32
     dv::cuflash_tensor_t
-    # [B, Hq, Sq] in, by the problem's lse strides; not implemented yet
+    # gradient of LSE, [B, Hq, Sq] in, by the problem's lse strides; NULL: 0
     dlse::Ptr{Float32}
-    # [B, Hq, Sq] rowsum(O * dO); not implemented yet
+    # rowsum(O * dO), [B, Hq, Sq] by the problem's lse strides; an output unless
+    # CUFLASH_GRADIENTS_DELTA_GIVEN; NULL: not wanted
     delta::Ptr{Float32}
-    # out, by the problem's bias strides; not implemented yet
+    # out, dtype and strides of the bias, summed along strides of 0; written as a whole; NULL: not
+    # wanted
     dbias::Ptr{Cvoid}
-    # out [Hq]; not implemented yet
+    # out [Hq], dtype of the sinks; NULL: not wanted
     dsinks::Ptr{Cvoid}
 end
 cuflash_gradients_t(; fields...) = zeroed(cuflash_gradients_t, values(fields))
@@ -559,7 +562,7 @@ struct cuflash_merge_t
     heads::Int64
     # Sq
     len::Int64
-    # D, 1 to 256
+    # D, 1 to 576
     head_dim::Int64
     # part 0 of O: [B, Hq, Sq, D]; its dtype must be set
     parts::cuflash_tensor_t
@@ -590,7 +593,7 @@ struct cuflash_weights_t
     struct_size::UInt32
     # zero
     flags::UInt32
-    # out [B, Hq, num_rows, Sk]
+    # out [B, Hq, num_rows, Sk], keys contiguous; 0 where nothing is seen
     weights::Ptr{Float32}
     # the three strides all zero: dense
     batch_stride::Int64
@@ -598,7 +601,7 @@ struct cuflash_weights_t
     head_stride::Int64
     # elements
     row_stride::Int64
-    # device [num_rows], query rows; NULL: the first num_rows
+    # device [num_rows], rows of each sequence; NULL: the first num_rows
     rows::Ptr{Int32}
     # 0: Sq
     num_rows::Int64
@@ -891,7 +894,9 @@ function cuflash_merge_states(handle, merge, stream)
 end
 
 """
-Softmax probabilities of chosen rows from Q, K and LSE. Not implemented yet: returns 10.
+Softmax probabilities, before dropout, of chosen rows from the problem's q, k and lse, for looking
+at: simple and slow. v and o have no part in it. A row that a sequence does not have gets 0.
+Statuses as forward; 15 weights overlaps.
 """
 function cuflash_attention_weights(handle, problem, weights, stream)
     ccall(symbol(:cuflash_attention_weights), cuflash_status_t, (cuflash_handle_t,

@@ -61,7 +61,7 @@ pub const CUFLASH_ERROR_NULL_POINTER: cuflash_status = 3;
 pub const CUFLASH_ERROR_CUDA: cuflash_status = 4;
 /// device memory
 pub const CUFLASH_ERROR_OUT_OF_MEMORY: cuflash_status = 5;
-/// head_dim outside 1 to 256
+/// head_dim outside 1 to 576 (backward: 256)
 pub const CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM: cuflash_status = 6;
 /// unknown, unset or unsuitable dtype
 pub const CUFLASH_ERROR_UNSUPPORTED_DTYPE: cuflash_status = 7;
@@ -158,24 +158,24 @@ pub type cuflash_problem_flag = u32;
 pub const CUFLASH_PROBLEM_SCALE_SET: cuflash_problem_flag = 1;
 /// use window_left and window_right
 pub const CUFLASH_PROBLEM_WINDOW: cuflash_problem_flag = 2;
-/// V is the first head_dim_v channels of K; not implemented yet
+/// V is the first head_dim_v channels of K, v is all zero; not in the backward pass
 pub const CUFLASH_PROBLEM_V_IS_K_PREFIX: cuflash_problem_flag = 4;
 /// bitwise equal results from run to run
 pub const CUFLASH_PROBLEM_DETERMINISTIC: cuflash_problem_flag = 8;
 /// a row's bits do not depend on its batch
 pub const CUFLASH_PROBLEM_BATCH_INVARIANT: cuflash_problem_flag = 16;
-/// fold into a running (O, LSE); not implemented yet
+/// fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
 pub const CUFLASH_PROBLEM_ACCUMULATE: cuflash_problem_flag = 32;
 /// the workspace went through cuflash_workspace_prepare()
 pub const CUFLASH_PROBLEM_WORKSPACE_PREPARED: cuflash_problem_flag = 64;
-/// use leftpad_k; not implemented yet
+/// use leftpad_k
 pub const CUFLASH_PROBLEM_LEFT_PADDED: cuflash_problem_flag = 128;
 
 /// Bits of cuflash_gradients.flags.
 pub type cuflash_gradients_flag = u32;
-/// add into dq, dk, dv; not implemented yet
+/// add into dq, dk and dv, which must be f32
 pub const CUFLASH_GRADIENTS_ACCUMULATE: cuflash_gradients_flag = 1;
-/// delta is an input; not implemented yet
+/// delta is an input, and problem.o is not read
 pub const CUFLASH_GRADIENTS_DELTA_GIVEN: cuflash_gradients_flag = 2;
 
 /// kv_cache.layout
@@ -289,21 +289,21 @@ pub struct cuflash_problem {
     pub len_q: i64,
     /// Sk (the maximum when ragged); decode: 0, the cache tells
     pub len_k: i64,
-    /// D of q and k, 1 to 256
+    /// D of q and k, 1 to 576 (backward: 256)
     pub head_dim: i64,
-    /// channels of v and o; 0: head_dim; other values are not implemented yet
+    /// channels of v and o, Dv; 0: head_dim; the same bounds
     pub head_dim_v: i64,
-    /// tokens in a packed q; not implemented yet
+    /// with cu_seqlens_q: rows of the packed q
     pub total_q: i64,
-    /// tokens in packed k and v; not implemented yet
+    /// with cu_seqlens_k: rows of the packed k and v
     pub total_k: i64,
     /// \[B, Hq, Sq, D\], its dtype must be set
     pub q: cuflash_tensor_t,
     /// \[B, Hkv, Sk, D\], dtype of q; decode: all zero
     pub k: cuflash_tensor_t,
-    /// \[B, Hkv, Sk, D\], dtype of q; decode: all zero
+    /// \[B, Hkv, Sk, Dv\], dtype of q; decode: all zero
     pub v: cuflash_tensor_t,
-    /// \[B, Hq, Sq, D\], dtype of q (an output; an input of backward)
+    /// \[B, Hq, Sq, Dv\], dtype of q or f32 (an output; an input of backward)
     pub o: cuflash_tensor_t,
     /// \[B, Hq, Sq\]; forward and decode may have NULL, backward reads it
     pub lse: *mut f32,
@@ -313,15 +313,15 @@ pub struct cuflash_problem {
     pub lse_head_stride: i64,
     /// elements
     pub lse_row_stride: i64,
-    /// device \[B+1\]; not implemented yet
+    /// device \[B+1\], rising: where sequences begin in a packed q
     pub cu_seqlens_q: *const i32,
-    /// device \[B+1\]; not implemented yet
+    /// device \[B+1\], rising: the same of k and v; not in decode
     pub cu_seqlens_k: *const i32,
-    /// device \[B\]; not implemented yet
+    /// device \[B\], rows in use; NULL: all
     pub seqused_q: *const i32,
-    /// device \[B\]; not implemented yet
+    /// device \[B\], slots of keys in use; NULL: all; not in decode
     pub seqused_k: *const i32,
-    /// device \[B\]; not implemented yet
+    /// with CUFLASH_PROBLEM_LEFT_PADDED: device \[B\], unused slots first
     pub leftpad_k: *const i32,
     /// enum cuflash_mask
     pub mask: i32,
@@ -343,13 +343,13 @@ pub struct cuflash_problem {
     pub tree_mask_row_stride: i64,
     /// with CUFLASH_PROBLEM_SCALE_SET: finite and \>= 0, 0 means 0
     pub scale: f32,
-    /// cap \* tanh(s / cap); not implemented yet
+    /// cap of cap \* tanh(s / cap), finite; 0: none
     pub softcap: f32,
-    /// device \[Hq\] or \[B, Hq\]; not implemented yet
+    /// device \[Hq\] or \[B, Hq\]; NULL: none
     pub alibi_slopes: *const c_void,
     /// elements; 0: \[Hq\]
     pub alibi_batch_stride: i64,
-    /// device \[B, Hq, Sq, Sk\] by strides; not implemented yet
+    /// device \[B, Hq, Sq, Sk\] by strides, keys contiguous; NULL: none
     pub bias: *const c_void,
     /// elements; 0 repeats
     pub bias_batch_stride: i64,
@@ -357,7 +357,7 @@ pub struct cuflash_problem {
     pub bias_head_stride: i64,
     /// elements; 0 repeats
     pub bias_row_stride: i64,
-    /// device \[Hq\]; not implemented yet
+    /// device \[Hq\], natural logarithms; NULL: none
     pub sinks: *const c_void,
     /// enum cuflash_dtype; 0: f32
     pub alibi_dtype: i32,
@@ -365,11 +365,12 @@ pub struct cuflash_problem {
     pub bias_dtype: i32,
     /// enum cuflash_dtype; 0: f32
     pub sinks_dtype: i32,
-    /// probability of dropping, 0 to 1; not implemented yet
+    /// probability of dropping, 0 to 1; then B \* Hq is at most 2^32
     pub dropout_p: f32,
-    /// Philox key
+    /// key of Philox4x32-10
     pub dropout_seed: u64,
-    /// Philox counter
+    /// its counter: a call uses this to this \+ (Sk \- 1) / 4, so calls that add Sk / 4, rounded
+    /// up, drop independently
     pub dropout_offset: u64,
     /// device; instead of the value
     pub dropout_seed_ptr: *const u64,
@@ -489,21 +490,23 @@ pub struct cuflash_gradients {
     pub struct_size: u32,
     /// bits of enum cuflash_gradients_flag
     pub flags: u32,
-    /// \[B, Hq, Sq, D\] in, dtype of q; strides of 0 are fine
+    /// \[B, Hq, Sq, Dv\] in, dtype of q; strides of 0 are fine
     pub d_o: cuflash_tensor_t,
-    /// \[B, Hq, Sq, D\] out, dtype of q
+    /// \[B, Hq, Sq, D\] out, dtype of q or f32
     pub dq: cuflash_tensor_t,
-    /// \[B, Hkv, Sk, D\] out, dtype of q: the sum over the group's query heads
+    /// \[B, Hkv, Sk, D\] out, dtype of q or f32: the sum over the group's query heads
     pub dk: cuflash_tensor_t,
-    /// \[B, Hkv, Sk, D\] out, dtype of q
+    /// \[B, Hkv, Sk, Dv\] out, dtype of q or f32
     pub dv: cuflash_tensor_t,
-    /// \[B, Hq, Sq\] in, by the problem's lse strides; not implemented yet
+    /// gradient of LSE, \[B, Hq, Sq\] in, by the problem's lse strides; NULL: 0
     pub dlse: *const f32,
-    /// \[B, Hq, Sq\] rowsum(O \* dO); not implemented yet
+    /// rowsum(O \* dO), \[B, Hq, Sq\] by the problem's lse strides; an output unless
+    /// CUFLASH_GRADIENTS_DELTA_GIVEN; NULL: not wanted
     pub delta: *mut f32,
-    /// out, by the problem's bias strides; not implemented yet
+    /// out, dtype and strides of the bias, summed along strides of 0; written as a whole; NULL: not
+    /// wanted
     pub dbias: *mut c_void,
-    /// out \[Hq\]; not implemented yet
+    /// out \[Hq\], dtype of the sinks; NULL: not wanted
     pub dsinks: *mut c_void,
 }
 pub type cuflash_gradients_t = cuflash_gradients;
@@ -692,7 +695,7 @@ pub struct cuflash_merge {
     pub heads: i64,
     /// Sq
     pub len: i64,
-    /// D, 1 to 256
+    /// D, 1 to 576
     pub head_dim: i64,
     /// part 0 of O: \[B, Hq, Sq, D\]; its dtype must be set
     pub parts: cuflash_tensor_t,
@@ -744,7 +747,7 @@ pub struct cuflash_weights {
     pub struct_size: u32,
     /// zero
     pub flags: u32,
-    /// out \[B, Hq, num_rows, Sk\]
+    /// out \[B, Hq, num_rows, Sk\], keys contiguous; 0 where nothing is seen
     pub weights: *mut f32,
     /// the three strides all zero: dense
     pub batch_stride: i64,
@@ -752,7 +755,7 @@ pub struct cuflash_weights {
     pub head_stride: i64,
     /// elements
     pub row_stride: i64,
-    /// device \[num_rows\], query rows; NULL: the first num_rows
+    /// device \[num_rows\], rows of each sequence; NULL: the first num_rows
     pub rows: *const i32,
     /// 0: Sq
     pub num_rows: i64,
@@ -986,7 +989,9 @@ extern "C" {
         stream: cuflash_stream_t,
     ) -> cuflash_status_t;
 
-    /// Softmax probabilities of chosen rows from Q, K and LSE. Not implemented yet: returns 10.
+    /// Softmax probabilities, before dropout, of chosen rows from the problem's q, k and lse, for
+    /// looking at: simple and slow. v and o have no part in it. A row that a sequence does not have
+    /// gets 0. Statuses as forward; 15 weights overlaps.
     pub fn cuflash_attention_weights(
         handle: cuflash_handle_t,
         problem: *const cuflash_problem_t,

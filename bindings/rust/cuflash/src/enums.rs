@@ -16,7 +16,7 @@ pub enum Status {
     Cuda,
     /// device memory
     OutOfMemory,
-    /// head_dim outside 1 to 256
+    /// head_dim outside 1 to 576 (backward: 256)
     UnsupportedHeadDim,
     /// unknown, unset or unsuitable dtype
     UnsupportedDtype,
