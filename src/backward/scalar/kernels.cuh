@@ -103,7 +103,7 @@ __device__ void add_products(Gradient<Config>& gradient, const Place<Config>& pl
 // P of a score, and dS. A weight that is 0 has a gradient of 0, whatever its row or key holds: that covers all that
 // the mask hides, where LSE may be -inf and delta NaN.
 __device__ __forceinline__ float weight_of(float scale, float product, float lse) {
-  return expf(scaled_score(scale, product) - lse);
+  return expf(rounded_product(scale, product) - lse);
 }
 __device__ __forceinline__ float score_gradient(float weight, float d_p, float delta) {
   return weight == 0.0f ? 0.0f : weight * (d_p - delta);

@@ -146,7 +146,7 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
-      for (int j = 0; j < kThreadKeys; ++j) p[i][j] = scaled_score(problem.scale, p[i][j]);
+      for (int j = 0; j < kThreadKeys; ++j) p[i][j] = rounded_product(problem.scale, p[i][j]);
     if (key < unmasked_begin || unmasked_end - key < kTileN) {
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i) {
