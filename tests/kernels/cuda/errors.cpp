@@ -23,7 +23,7 @@ TEST_F(Errors_cuda, RefusedCallsLeaveTheContextUsable) {
   Call call(c, in);
   const cuflash_problem_t good = call.problem();
   const std::pair<cuflash_status_t, void (*)(cuflash_problem_t&)> spoilt[] = {
-      {CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, [](cuflash_problem_t& p) { p.head_dim = 300; }},
+      {CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, [](cuflash_problem_t& p) { p.head_dim = 577; }},
       {CUFLASH_ERROR_NULL_POINTER, [](cuflash_problem_t& p) { p.k.data = nullptr; }},
       {CUFLASH_ERROR_MISALIGNED,
        [](cuflash_problem_t& p) { p.v.data = static_cast<char*>(p.v.data) + 1; }},
