@@ -11,7 +11,7 @@ constexpr int kMaxTiledHeadDim = 256;  // of backward, and of all families but t
 
 struct SingleLane {
   static constexpr int kLanes = 1, kSlots = kMaxHeadDim;
-  static constexpr int lane = 0;
+  int lane = 0;
 
   // Calls f(slot, channel) for this lane's channels.
   template <class F>

@@ -69,7 +69,7 @@ struct VariantSpan {
 };
 
 // The rows are all of one device.
-constexpr VariantSpan span_of(const Variant* rows, size_t count) {
+constexpr VariantSpan span_of(const Variant* rows, size_t count) noexcept {
   VariantSpan span = {rows, count, 0, count > 0 && rows[0].on_cpu, 0};
   for (size_t i = 0; i < count; ++i) {
     span.operations |= 1u << static_cast<unsigned>(rows[i].operation);
@@ -78,7 +78,7 @@ constexpr VariantSpan span_of(const Variant* rows, size_t count) {
   return span;
 }
 template <size_t kRows>
-constexpr VariantSpan span_of(const Variant (&rows)[kRows]) {
+constexpr VariantSpan span_of(const Variant (&rows)[kRows]) noexcept {
   return span_of(rows, kRows);
 }
 
