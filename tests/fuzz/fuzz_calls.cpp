@@ -308,6 +308,29 @@ void* unless_far(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_
 }
 
 int64_t heads_kv_of(const cuflash_problem_t& p) { return p.heads_kv == 0 ? p.heads_q : p.heads_kv; }
+int64_t dim_v_of(const cuflash_problem_t& p) {
+  return p.head_dim_v == 0 ? p.head_dim : p.head_dim_v;
+}
+
+// Rows as the tensors have them: packed ones have a single batch entry.
+struct Rows {
+  int64_t batch, rows;
+};
+Rows query_rows(const cuflash_problem_t& p) {
+  return p.cu_seqlens_q != nullptr ? Rows{1, p.total_q} : Rows{p.batch, p.len_q};
+}
+Rows key_rows(const cuflash_problem_t& p, int64_t len_k) {
+  return p.cu_seqlens_k != nullptr ? Rows{1, p.total_k} : Rows{p.batch, len_k};
+}
+// Of each pass: rows of queries with the keys of their sequences, keys with their rows, entries of the bias.
+bool is_heavy(const cuflash_problem_t& p, int64_t len_k) {
+  const Rows q = query_rows(p), k = key_rows(p, len_k);
+  const auto dim = static_cast<double>(p.head_dim > dim_v_of(p) ? p.head_dim : dim_v_of(p));
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  return is_heavy(number(q.batch), number(p.heads_q), number(q.rows), number(len_k), dim) ||
+         is_heavy(number(k.batch), number(p.heads_q), number(k.rows), number(p.len_q), dim) ||
+         is_heavy(number(p.batch), number(p.heads_q), number(p.len_q), number(len_k), dim);
+}
 
 cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
   cuflash_problem_t p = {};
@@ -332,6 +355,23 @@ cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
     p.scale = in.ConsumeFloatingPointInRange(0.0f, 4.0f);
   }
   if (decode) p.num_splits = in.ConsumeIntegralInRange(0, 5);
+  // Features, each by a bit.
+  const uint32_t features = in.ConsumeBool() ? in.ConsumeIntegral<uint32_t>() : 0;
+  const auto has = [&](int bit) { return (features >> bit & 1) != 0; };
+  if (has(0)) p.head_dim_v = in.ConsumeIntegralInRange(1, 40);
+  if (has(1)) p.total_q = in.ConsumeIntegralInRange(0, 20);
+  if (has(2) && !decode) p.total_k = in.ConsumeIntegralInRange(0, 20);
+  if (has(3)) p.flags |= CUFLASH_PROBLEM_LEFT_PADDED;
+  if (has(4)) p.softcap = in.ConsumeFloatingPointInRange(0.0f, 9.0f);
+  if (has(5)) p.dropout_p = in.ConsumeFloatingPointInRange(0.0f, 1.0f);
+  if (has(6)) {
+    p.bias_row_stride = in.ConsumeBool() ? s.len_k : 0;
+    p.bias_head_stride = in.ConsumeBool() ? s.len_q * s.len_k : 0;
+    p.bias_batch_stride = in.ConsumeBool() ? s.heads_q * s.len_q * s.len_k : 0;
+  }
+  if (has(7)) p.o.dtype = CUFLASH_F32;
+  if (has(8)) p.flags |= CUFLASH_PROBLEM_ACCUMULATE;
+  if (has(9)) p.alibi_batch_stride = in.ConsumeBool() ? s.heads_q : 0;
   overwrite_fields(in, &p);
   // Last, so that no other bytes become a pointer that is followed.
   const Memory& m = memory();
@@ -342,19 +382,42 @@ cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
   const bool offsets =
       p.mask_align == CUFLASH_ALIGN_DEVICE_OFFSETS || in.ConsumeIntegral<uint8_t>() == 255;
   p.mask_offsets = offsets ? static_cast<int32_t*>(m.pick(in, kOffsets)) : nullptr;
+  const auto integers = [&](bool wanted) {
+    return wanted ? static_cast<const int32_t*>(m.pick(in, kLengths)) : nullptr;
+  };
+  p.cu_seqlens_q = integers(has(1)), p.cu_seqlens_k = integers(has(2) && !decode);
+  p.leftpad_k = integers(has(3));
+  p.seqused_q = integers(has(10)), p.seqused_k = integers(has(11) && !decode);
+  p.bias = has(6) ? m.pick(in, kOffsets) : nullptr;
+  p.alibi_slopes = has(9) ? m.pick(in, kOffsets) : nullptr;
+  p.sinks = has(12) ? m.pick(in, kOffsets) : nullptr;
+  p.dropout_seed_ptr = has(13) ? static_cast<uint64_t*>(m.pick(in, kOffsets)) : nullptr;
+  p.dropout_offset_ptr = has(14) ? static_cast<uint64_t*>(m.pick(in, kOffsets)) : nullptr;
+  p.tree_mask = nullptr;
+  p.q_descale = p.k_descale = p.v_descale = nullptr;
   p.workspace = in.ConsumeBool() ? m.pick(in, kScratch) : nullptr;
   p.workspace_size = p.workspace == nullptr && in.ConsumeBool()
                          ? 0
                          : in.ConsumeIntegralInRange<uint64_t>(0, 20000);
   p.kernel = kernel_name(in);
   const int64_t heads_kv = heads_kv_of(p);
-  p.q.data = unless_far(p.q, p.batch, p.heads_q, p.len_q, p.head_dim);
-  p.k.data = unless_far(p.k, p.batch, heads_kv, p.len_k, p.head_dim);
-  p.v.data = unless_far(p.v, p.batch, heads_kv, p.len_k, p.head_dim);
-  p.o.data = unless_far(p.o, p.batch, p.heads_q, p.len_q, p.head_dim);
+  const Rows q = query_rows(p), k = key_rows(p, p.len_k);
+  p.q.data = unless_far(p.q, q.batch, p.heads_q, q.rows, p.head_dim);
+  p.k.data = unless_far(p.k, k.batch, heads_kv, k.rows, p.head_dim);
+  p.v.data = unless_far(p.v, k.batch, heads_kv, k.rows, dim_v_of(p));
+  p.o.data = unless_far(p.o, q.batch, p.heads_q, q.rows, dim_v_of(p));
   p.lse = static_cast<float*>(
-      unless_far(row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride), p.batch,
-                 p.heads_q, p.len_q, 1));
+      unless_far(row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride), q.batch,
+                 p.heads_q, q.rows, 1));
+  const cuflash_tensor_t bias =
+      row_stats(nullptr, p.bias_batch_stride, p.bias_head_stride, p.bias_row_stride);
+  const auto as_number = [](int64_t n) { return static_cast<double>(n); };
+  if (p.bias != nullptr && is_far(as_number(p.batch) * as_number(bias.batch_stride) +
+                                  as_number(p.heads_q) * as_number(bias.head_stride) +
+                                  as_number(p.len_q) * as_number(bias.row_stride)))
+    p.bias = m.unreadable();
+  if (p.alibi_slopes != nullptr && is_far(as_number(p.batch) * as_number(p.alibi_batch_stride)))
+    p.alibi_slopes = m.unreadable();
   return p;
 }
 
@@ -397,6 +460,10 @@ cuflash_tensor_t lse_of(const cuflash_problem_t& p) {
   return row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride);
 }
 
+int64_t bytes_of_output(const cuflash_problem_t& p, const cuflash_tensor_t& t) {
+  return t.dtype == CUFLASH_F32 ? 4 : bytes_of(p.q.dtype);
+}
+
 void wrote_workspace(const cuflash_problem_t& p) {
   if (p.workspace_size > 0) memory().wrote(p.workspace, p.workspace_size);
 }
@@ -406,25 +473,48 @@ void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cu
                  int64_t len_k) {
   if (is_empty(p.batch, p.heads_q, p.len_q)) return;
   const int64_t item = bytes_of(p.q.dtype);
-  read(p.q, p.batch, p.heads_q, p.len_q, p.head_dim, item);
-  read(k, p.batch, heads_kv_of(p), len_k, p.head_dim, item);
-  read(v, p.batch, heads_kv_of(p), len_k, p.head_dim, item);
-  wrote(p.o, p.batch, p.heads_q, p.len_q, p.head_dim, item);
-  if (p.lse != nullptr) wrote(lse_of(p), p.batch, p.heads_q, p.len_q, 1, 4);
+  const Rows rows = query_rows(p), keys = key_rows(p, len_k);
+  read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, item);
+  read(k, keys.batch, heads_kv_of(p), keys.rows, p.head_dim, item);
+  if ((p.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0)
+    read(v, keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p), item);
+  wrote(p.o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), bytes_of_output(p, p.o));
+  if (p.lse != nullptr) wrote(lse_of(p), rows.batch, p.heads_q, rows.rows, 1, 4);
   wrote_workspace(p);
 }
 
 void ran_backward(const cuflash_problem_t& p, const cuflash_gradients_t& g) {
   const int64_t heads_kv = heads_kv_of(p), item = bytes_of(p.q.dtype);
-  if (is_empty(p.batch, p.heads_q, p.len_q) && is_empty(p.batch, heads_kv, p.len_k)) return;
-  for (const cuflash_tensor_t* t : {&p.q, &p.o, &g.d_o})
-    read(*t, p.batch, p.heads_q, p.len_q, p.head_dim, item);
-  for (const cuflash_tensor_t* t : {&p.k, &p.v})
-    read(*t, p.batch, heads_kv, p.len_k, p.head_dim, item);
-  read(lse_of(p), p.batch, p.heads_q, p.len_q, 1, 4);
-  wrote(g.dq, p.batch, p.heads_q, p.len_q, p.head_dim, item);
-  wrote(g.dk, p.batch, heads_kv, p.len_k, p.head_dim, item);
-  wrote(g.dv, p.batch, heads_kv, p.len_k, p.head_dim, item);
+  if (is_empty(p.batch, p.heads_q, p.len_q) && is_empty(p.batch, heads_kv, p.len_k) &&
+      g.dbias == nullptr && g.dsinks == nullptr)
+    return;
+  const Rows rows = query_rows(p), keys = key_rows(p, p.len_k);
+  const bool delta_given = (g.flags & CUFLASH_GRADIENTS_DELTA_GIVEN) != 0;
+  read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, item);
+  read(g.d_o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), item);
+  if (!delta_given)
+    read(p.o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), bytes_of_output(p, p.o));
+  read(p.k, keys.batch, heads_kv, keys.rows, p.head_dim, item);
+  read(p.v, keys.batch, heads_kv, keys.rows, dim_v_of(p), item);
+  read(lse_of(p), rows.batch, p.heads_q, rows.rows, 1, 4);
+  wrote(g.dq, rows.batch, p.heads_q, rows.rows, p.head_dim, bytes_of_output(p, g.dq));
+  wrote(g.dk, keys.batch, heads_kv, keys.rows, p.head_dim, bytes_of_output(p, g.dk));
+  wrote(g.dv, keys.batch, heads_kv, keys.rows, dim_v_of(p), bytes_of_output(p, g.dv));
+  if (g.delta != nullptr && !delta_given)
+    wrote(row_stats(g.delta, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride), rows.batch,
+          p.heads_q, rows.rows, 1, 4);
+  if (g.dbias != nullptr && p.len_k > 0) {
+    cuflash_tensor_t t = {};
+    t.data = g.dbias;
+    t.batch_stride = p.bias_batch_stride, t.head_stride = p.bias_head_stride;
+    t.row_stride = p.bias_row_stride;
+    wrote(t, t.batch_stride == 0 ? 1 : p.batch, t.head_stride == 0 ? 1 : p.heads_q,
+          t.row_stride == 0 ? 1 : p.len_q, p.len_k,
+          p.bias_dtype == 0 ? item : bytes_of(p.bias_dtype));
+  }
+  if (g.dsinks != nullptr && p.heads_q > 0)
+    memory().wrote(g.dsinks, static_cast<size_t>(
+                                 p.heads_q * (p.sinks_dtype == 0 ? 4 : bytes_of(p.sinks_dtype))));
   wrote_workspace(p);
 }
 
@@ -525,8 +615,7 @@ void fit_workspace(Input& in, cuflash_problem_t* problem, Query query) {
 
 void fuzz_forward(Input& in) {
   cuflash_problem_t problem = make_problem(in, Shape(in), false);
-  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, problem.len_k, problem.head_dim))
-    problem.q.data = memory().unreadable();
+  if (is_heavy(problem, problem.len_k)) problem.q.data = memory().unreadable();
   const Passed<cuflash_problem_t> p(in, problem);
   const Handle handle(in);
   const cuflash_status_t status =
@@ -544,8 +633,7 @@ void fuzz_forward(Input& in) {
 void fuzz_backward(Input& in) {
   const Shape s(in);
   cuflash_problem_t problem = make_problem(in, s, false);
-  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, problem.len_k, problem.head_dim))
-    problem.q.data = memory().unreadable();
+  if (is_heavy(problem, problem.len_k)) problem.q.data = memory().unreadable();
   cuflash_gradients_t gradients = {};
   gradients.d_o = make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
   gradients.dq = make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
@@ -554,11 +642,25 @@ void fuzz_backward(Input& in) {
   overwrite_fields(in, &gradients);
   gradients.d_o.data = memory().pick(in, kDo), gradients.dq.data = memory().pick(in, kDq);
   gradients.dk.data = memory().pick(in, kDk), gradients.dv.data = memory().pick(in, kDv);
-  const int64_t heads_kv = heads_kv_of(problem);
+  const auto pointer = [&](Buffer usual) {
+    return in.ConsumeIntegral<uint8_t>() < 64 ? memory().pick(in, usual) : nullptr;
+  };
+  gradients.dlse = static_cast<float*>(pointer(kOffsets));
+  gradients.delta = static_cast<float*>(pointer(kScratch));
+  gradients.dbias = problem.bias != nullptr ? pointer(kScratch) : nullptr;
+  gradients.dsinks = problem.sinks != nullptr ? pointer(kScratch) : nullptr;
+  if (problem.bias == memory().unreadable()) gradients.dbias = nullptr;
+  if (in.ConsumeIntegral<uint8_t>() < 64) {
+    gradients.flags |= CUFLASH_GRADIENTS_ACCUMULATE;
+    gradients.dq.dtype = gradients.dk.dtype = gradients.dv.dtype = CUFLASH_F32;
+  }
+  const int64_t heads_kv = heads_kv_of(problem),
+                most = std::max(problem.head_dim, dim_v_of(problem));
+  const Rows rows = query_rows(problem), keys = key_rows(problem, problem.len_k);
   for (cuflash_tensor_t* t : {&gradients.d_o, &gradients.dq})
-    t->data = unless_far(*t, problem.batch, problem.heads_q, problem.len_q, problem.head_dim);
+    t->data = unless_far(*t, rows.batch, problem.heads_q, rows.rows, most);
   for (cuflash_tensor_t* t : {&gradients.dk, &gradients.dv})
-    t->data = unless_far(*t, problem.batch, heads_kv, problem.len_k, problem.head_dim);
+    t->data = unless_far(*t, keys.batch, heads_kv, keys.rows, most);
   gradients.struct_size = sizeof gradients;
   fit_workspace(in, &problem, [&](size_t* bytes) {
     return cuflash_backward_workspace_size(nullptr, &problem, &gradients, bytes);
@@ -594,9 +696,9 @@ void fuzz_decode(Input& in) {
   cuflash_problem_t problem = make_problem(in, s, true);
   cuflash_kv_cache_t cache = make_cache(in, s);
   for (cuflash_tensor_t* t : {&cache.k, &cache.v})
-    t->data = unless_far(*t, problem.batch, heads_kv_of(problem), cache.max_len, problem.head_dim);
-  if (is_heavy(problem.batch, problem.heads_q, problem.len_q, cache.max_len, problem.head_dim))
-    problem.q.data = memory().unreadable();
+    t->data = unless_far(*t, problem.batch, heads_kv_of(problem), cache.max_len,
+                         std::max(problem.head_dim, dim_v_of(problem)));
+  if (is_heavy(problem, cache.max_len)) problem.q.data = memory().unreadable();
   cache.struct_size = sizeof cache;
   fit_workspace(in, &problem, [&](size_t* bytes) {
     return cuflash_decode_workspace_size(nullptr, &problem, &cache, bytes);
@@ -664,9 +766,21 @@ void fuzz_append_and_weights(Input& in) {
   cuflash_kv_append_t append = {};
   overwrite_fields(in, &append);
   const Passed<cuflash_kv_append_t> a(in, append);
-  const Passed<cuflash_problem_t> p(in, make_problem(in, s, false));
+  cuflash_problem_t problem = make_problem(in, s, false);
   cuflash_weights_t weights = {};
+  weights.num_rows = in.ConsumeIntegralInRange(0, 9);
   overwrite_fields(in, &weights);
+  weights.weights = static_cast<float*>(memory().pick(in, kO));
+  weights.rows = in.ConsumeBool() ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
+  weights.weights = static_cast<float*>(unless_far(
+      row_stats(weights.weights, weights.batch_stride, weights.head_stride, weights.row_stride),
+      problem.batch, problem.heads_q, weights.num_rows, problem.len_k));
+  if (is_heavy(problem, problem.len_k) ||
+      is_heavy(static_cast<double>(problem.batch), static_cast<double>(problem.heads_q),
+               static_cast<double>(weights.num_rows), static_cast<double>(problem.len_k),
+               static_cast<double>(problem.head_dim)))
+    problem.q.data = memory().unreadable();
+  const Passed<cuflash_problem_t> p(in, problem);
   const Passed<cuflash_weights_t> w(in, weights);
   const Handle handle(in);
   size_t bytes = 0;
@@ -675,7 +789,14 @@ void fuzz_append_and_weights(Input& in) {
   check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
     return cuflash_append_explain(handle, cache.pointer(), a.pointer(), buffer, capacity, needed);
   });
-  checked(cuflash_attention_weights(handle, p.pointer(), w.pointer(), pick_stream(in)));
+  if (checked(cuflash_attention_weights(handle, p.pointer(), w.pointer(), pick_stream(in))) !=
+          CUFLASH_SUCCESS ||
+      p.seen().len_k == 0)
+    return;
+  const cuflash_weights_t& seen = w.seen();
+  wrote(row_stats(seen.weights, seen.batch_stride, seen.head_stride, seen.row_stride),
+        p.seen().batch, p.seen().heads_q, seen.num_rows == 0 ? p.seen().len_q : seen.num_rows,
+        p.seen().len_k, 4);
 }
 
 void fuzz_workspace_prepare(Input& in) {
