@@ -80,6 +80,23 @@ void add_random_features(Random& random, Case& c) {
   c.d_lse = backward && one_in(4);
 }
 
+// All of them at once.
+void add_every_feature(Case& c) {
+  c.shape.head_dim_v = 48;
+  c.lengths_q = {c.shape.len_q == 1 ? 1 : static_cast<int32_t>(c.shape.len_q) - 1, 2};
+  c.lengths = {static_cast<int32_t>(c.shape.len_k), 40};
+  c.left_pad = {2, 0};
+  c.packing_q = {true, 1, 2};
+  if (c.operation != Operation::kDecode) c.packing_k = {true, 1, 2};
+  c.softcap = 5;
+  c.bias = {true, false, true, c.dtype};
+  c.slopes = {true, Dtype::kF32};
+  c.sinks = Dtype::kF32;
+  c.dropout = {0.25f, 1, 2};
+  c.wide = true;
+  c.d_lse = c.operation == Operation::kBackward;
+}
+
 // Multiply-adds of the widest product.
 int64_t work(const Shape& s) { return s.batch * s.heads_q * s.len_q * s.len_k * s.head_dim; }
 
@@ -238,7 +255,8 @@ INSTANTIATE_TEST_SUITE_P(, Corners, testing::ValuesIn(targets(1)), target_name);
 // What the sanitizers run of each kernel (tools/gpu_check): every feature with code of its own, in few small problems.
 class Features : public Grid {
  protected:
-  // Ragged tails, causal, grouped heads, in decode split; and whole tiles without any of them.
+  // Uneven tails, causal, grouped heads, in decode split; whole tiles without any of them; and, where the kernel has
+  // them, all features at once.
   std::vector<Case> cases(Dtype dtype, int64_t head_dim) const {
     Case ragged = make_case(GetParam().device, GetParam().operation, {2, 4, 2, 37, 83, head_dim},
                             causal_mask());
@@ -250,7 +268,12 @@ class Features : public Grid {
       whole.shape.len_q = 1;
     }
     ragged.dtype = whole.dtype = dtype;
-    return {ragged, whole};
+    std::vector<Case> list = {ragged, whole};
+    if (family_of(GetParam().kernel) == "reference") {
+      list.push_back(ragged);
+      add_every_feature(list.back());
+    }
+    return list;
   }
 };
 
