@@ -51,7 +51,7 @@ enum class FlashAttentionError : int32_t {
   NULL_POINTER = CUFLASH_ERROR_NULL_POINTER,                 /**< a required pointer is null */
   CUDA_ERROR = CUFLASH_ERROR_CUDA,                           /**< CUDA refused */
   OUT_OF_MEMORY = CUFLASH_ERROR_OUT_OF_MEMORY,               /**< device memory */
-  UNSUPPORTED_HEAD_DIM = CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, /**< outside 1 to 576 (backward: 256) */
+  UNSUPPORTED_HEAD_DIM = CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, /**< 1 to 576; backward 256 */
   UNSUPPORTED_DTYPE = CUFLASH_ERROR_UNSUPPORTED_DTYPE        /**< not for this call */
 };
 
