@@ -153,7 +153,7 @@ const std::map<std::string, Spoil>& spoilers() {
              cuflash::strided(c.k.data(), c.kHeadsKv * c.kLenK * c.kDim, c.kLenK * c.kDim, -c.kDim);
        }},
       {"heads", [](Call& c) { c.problem.heads_q = 3; }},
-      {"head-dim", [](Call& c) { c.problem.head_dim = 257; }},
+      {"head-dim", [](Call& c) { c.problem.head_dim = 577; }},
       {"extent-negative", [](Call& c) { c.problem.batch = -1; }},
       {"null", [](Call& c) { c.problem.q.data = nullptr; }},
       {"misaligned",

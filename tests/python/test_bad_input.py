@@ -155,7 +155,7 @@ CALLS = {
     "channels": lambda g: g.forward(q=g.q.swapaxes(2, 3).copy().swapaxes(2, 3)),
     "stride-negative": lambda g: g.forward(k=g.k[:, :, ::-1]),
     "heads": lambda g: g.forward(q=g.q[:, :3], out=g.out[:, :3]),
-    "head-dim": lambda g: cuflash.attention(*[np.ones((1, 1, 1, 257), np.float32)] * 3),
+    "head-dim": lambda g: cuflash.attention(*[np.ones((1, 1, 1, 577), np.float32)] * 3),
     "rank": lambda g: g.forward(q=g.q[0]),
     "shape-of-k": lambda g: g.forward(k=g.k[:1]),
     "shape-of-v": lambda g: g.forward(v=g.v[:, :, :3]),

@@ -134,9 +134,9 @@ fn heads(data: &mut Data) -> Result<()> {
 }
 
 fn head_dim(_: &mut Data) -> Result<()> {
-    let (wide, mut out) = ([0.0_f32; 257], [0.0_f32; 257]);
-    let wide = Tensor::new(&wide, [1, 1, 1, 257])?;
-    let mut out = TensorMut::new(&mut out, [1, 1, 1, 257])?;
+    let (wide, mut out) = ([0.0_f32; 577], [0.0_f32; 577]);
+    let wide = Tensor::new(&wide, [1, 1, 1, 577])?;
+    let mut out = TensorMut::new(&mut out, [1, 1, 1, 577])?;
     Attention::new(wide, wide, wide)?.forward(&cpu(), &mut out, None)
 }
 
