@@ -1,4 +1,5 @@
-"""The operations on arrays, here of NumPy on the CPU device: forward, backward, a cache, parts merged.
+"""The operations on arrays, here of NumPy on the CPU device: forward, backward, sequences of different
+lengths, a cache, parts merged.
 
 python examples/python/arrays.py    with the package installed, or PYTHONPATH=bindings/python
 """
@@ -24,6 +25,22 @@ def train(q, k, v, d_o):
     o, lse = cuflash.attention(q, k, v, causal=True, return_lse=True)
     dq, dk, dv = cuflash.attention_backward(d_o, q, k, v, o, lse, causal=True)
     return o, dq, dk, dv
+
+
+def train_bias(q, k, v, bias, d_o):
+    """A bias for each head and distance, [Hq, S, Sk], that is learnt; scores are capped at 30."""
+    options = {"causal": True, "softcap": 30.0, "bias": bias}
+    o, lse = cuflash.attention(q, k, v, return_lse=True, **options)
+    dq, dk, dv, d_bias = cuflash.attention_backward(d_o, q, k, v, o, lse, return_d_bias=True, **options)
+    return o, d_bias
+
+
+def attend_packed(q, k, v, lengths):
+    """Sequences one after the other, without padding: q [T, Hq, D], k and v [T, Hkv, D]."""
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    longest = max(lengths)
+    return cuflash.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, max_len_q=longest, max_len_k=longest,
+                                    causal=True)
 
 
 def generate(q, k_cache, v_cache, lengths):
@@ -52,6 +69,11 @@ def main() -> int:
     d_o = np.ones_like(o)
     again, dq, dk, dv = train(q, k, v, d_o)
     errors += [np.abs(again - o).max()]
+    biased, d_bias = train_bias(q, k, v, np.zeros((8, 60, 100), np.float32), d_o)
+    errors += [np.abs(biased - cuflash.attention(q, k, v, causal=True, softcap=30.0)).max()]
+    rows = [x[:, :, :60].transpose(0, 2, 1, 3).reshape(120, -1, 64) for x in (q, k, v)]
+    packed = attend_packed(*rows, lengths=[60, 60]).reshape(2, 60, 8, 64).transpose(0, 2, 1, 3)
+    errors += [np.abs(packed - attend(q, k[:, :, :60], v[:, :, :60])).max()]
     token = generate(q[:, :, -1:], k, v, np.array([100, 100], np.int32))
     errors += [np.abs(token - o[:, :, -1:]).max()]
     whole = cuflash.attention(q, k, v)
@@ -63,7 +85,8 @@ def main() -> int:
         print(error)
     print(f"kernel {cuflash.explain('forward', q, k, v, causal=True)['kernel']}: "
           f"largest difference between the ways {max(errors):.1e}")
-    return 0 if max(errors) < 1e-5 and dq.shape == q.shape and dk.shape == dv.shape == k.shape else 1
+    shapes = (dq.shape, dk.shape, dv.shape, d_bias.shape) == (q.shape, k.shape, v.shape, (8, 60, 100))
+    return 0 if max(errors) < 1e-5 and shapes else 1
 
 
 if __name__ == "__main__":

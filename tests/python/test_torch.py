@@ -138,6 +138,144 @@ def test_decode(device):
     near(cuflash_torch.decode(q[:1, :, :1], k, v), exact(q[:1, :, :1], k[:1], v[:1]))
 
 
+# ---- all options --------------------------------------------------------------------------------------------
+
+
+def exact_general(q, k, v, causal=False, softcap=0.0, alibi_slopes=None, bias=None, sinks=None):
+    """In fp64 by torch's own operations."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * q.shape[-1]**-0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.double()
+    distance = (torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])).to(q.device)
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.double()[..., None, None] * distance.abs()
+    if causal:
+        scores = scores.masked_fill(distance < 0, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+        return scores.softmax(-1)[..., :-1] @ v
+    return scores.softmax(-1) @ v
+
+
+def normal(device, *shape, dtype=torch.float32, grad=False, seed=9):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+
+def same_gradients(got, wanted, inputs):
+    d_o = normal(got.device, *got.shape, dtype=got.dtype, seed=10)
+    for a, b in zip(torch.autograd.grad(got, inputs, d_o), torch.autograd.grad(wanted, inputs, d_o.double())):
+        scale = max(1.0, b.abs().max().item())
+        near(a / scale, b / scale, got.dtype)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_scores(device, dtype, layout):
+    given = tensors(device, dtype, grad=True)
+    flip = (lambda x: x) if layout == "bhsd" else (lambda x: x.transpose(1, 2))
+    for shape in ((2, 4, 17, 33), (4, 1, 33), (33,)):
+        options = {"causal": True, "softcap": 2.0, "alibi_slopes": normal(device, 2, 4).abs(),
+                   "bias": normal(device, *shape, dtype=dtype, grad=True), "sinks": normal(device, 4, grad=True)}
+        o = flip(cuflash_torch.attention(*map(flip, given), layout=layout, **options))
+        wanted = exact_general(*given, **options)
+        near(o, wanted, dtype)
+        same_gradients(o, wanted, [*given, options["bias"], options["sinks"]])
+
+
+def test_bias_that_repeats(device):
+    """An expanded tensor, as torch's users make masks; its gradient is that of what it was expanded from."""
+    given = tensors(device, grad=True)
+    bias = normal(device, 2, 1, 1, 33, grad=True)
+    expanded = bias.expand(2, 4, 17, 33)
+    same_gradients(cuflash_torch.attention(*given, bias=expanded), exact_general(*given, bias=expanded), [*given, bias])
+
+
+@pytest.mark.parametrize("channels", [8, 48])
+def test_channels_of_values(device, channels):
+    q, k, _ = tensors(device, grad=True)
+    v = normal(device, 2, 2, 33, channels, grad=True)
+    swapped = q.transpose(1, 2).contiguous().transpose(1, 2)
+    for query in (q, swapped):
+        o = cuflash_torch.attention(query, k, v)
+        near(o, exact(q, k, v))
+        assert (o if query is q else o.transpose(1, 2)).is_contiguous()
+    same_gradients(o, exact(q, k, v), [q, k, v])
+    near(cuflash_torch.decode(q.detach(), k.detach(), v.detach()), exact(q, k, v))
+
+
+def test_varlen(device):
+    """Empty sequences, and rows of none: those get 0."""
+    lens_q, lens_k = (3, 0, 6, 4), (5, 4, 0, 9)
+    q, k, v = (normal(device, 20, heads, dim, grad=True) for heads, dim in ((4, 16), (2, 16), (2, 24)))
+    cu_q, cu_k = (torch.tensor([1, *(1 + np.cumsum(x))], dtype=torch.int32, device=device) for x in (lens_q, lens_k))
+    bias, sinks = normal(device, 4, 4, 6, 9, grad=True), normal(device, 4, grad=True)
+    lengths = {"max_len_q": 6, "max_len_k": 9}
+    for options in ({}, {"causal": True, "softcap": 3.0, "bias": bias, "sinks": sinks}):
+        o, lse = cuflash_torch.attention_varlen(q, k, v, cu_q, cu_k, **lengths, return_lse=True, **options)
+        assert lse.shape == (4, 20) and not lse.requires_grad
+        wanted = torch.zeros(20, 4, 24, dtype=torch.float64, device=device)
+        for b, (len_q, len_k) in enumerate(zip(lens_q, lens_k)):
+            rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+            if len_q and len_k:
+                own = {**options, "bias": bias[b, :, :len_q, :len_k]} if options else {}
+                wanted[rows] = exact_general(*(x.transpose(0, 1) for x in (q[rows], k[keys], v[keys])),
+                                             **own).transpose(0, 1)
+        near(o, wanted)
+        same_gradients(o, wanted, [q, k, v, *([bias, sinks] if options else [])])
+
+
+def test_rows_in_use(device):
+    given = [x.detach() for x in tensors(device, shape_q=(2, 4, 9, 16), shape_k=(2, 2, 12, 16))]
+    used_q, used_k, pad = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([9, 4], [12, 8], [0, 3]))
+    for x, first, last in zip(given, (0, 3, 3), (4, 8, 8)):
+        x[1, :, :first] = x[1, :, last:] = torch.nan
+        x.requires_grad_()
+    o = cuflash_torch.attention(*given, seqused_q=used_q, seqused_k=used_k, leftpad_k=pad, causal=True)
+    q, k, v = given
+    wanted = torch.zeros_like(q, dtype=torch.float64)
+    wanted[0] = exact_general(q[0], k[0], v[0], causal=True)
+    wanted[1, :, :4] = exact_general(q[1, :, :4], k[1, :, 3:8], v[1, :, 3:8], causal=True)
+    near(o, wanted)
+    same_gradients(o, wanted, given)
+
+
+@pytest.mark.parametrize("batch, len_q, len_k", [(0, 7, 13), (2, 0, 13), (2, 7, 0)])
+def test_nothing_with_options(device, batch, len_q, len_k):
+    q, k, v, bias, sinks = inputs = [normal(device, *shape, grad=True) for shape in (
+        (batch, 4, len_q, 8), (batch, 4, len_k, 8), (batch, 4, len_k, 16), (batch, 1, len_q, len_k), (4,))]
+    lengths = torch.full((batch,), len_k, dtype=torch.int32, device=device)
+    o = cuflash_torch.attention(q, k, v, bias=bias, sinks=sinks, dropout_p=0.3, seqused_k=lengths)
+    assert o.shape == (batch, 4, len_q, 16) and not o.any()
+    for x, gradient in zip(inputs, torch.autograd.grad(o.sum(), inputs)):
+        assert gradient.shape == x.shape and not gradient.any()
+
+
+def test_dropout(device):
+    q, k, v = tensors(device)
+    arrays = [x.cpu().numpy() for x in (q, k, v)]
+    o = cuflash_torch.attention(q, k, v, dropout_p=0.4, dropout_seed=17)
+    near(o.cpu(), torch.from_numpy(cuflash.attention(*arrays, dropout_p=0.4, dropout_seed=17)))
+    seed = torch.tensor([17], device=device)
+    assert torch.equal(o, cuflash_torch.attention(q, k, v, dropout_p=0.4, dropout_seed=seed))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        runs += [cuflash_torch.attention(q, k, v, dropout_p=0.4) for _ in range(2)]
+    assert torch.equal(runs[0], runs[2]) and torch.equal(runs[1], runs[3]) and not torch.equal(runs[0], runs[1])
+    near(cuflash_torch.attention(q, k, v, dropout_p=0.0, dropout_seed=17), exact(q, k, v))
+
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    got = torch.autograd.grad(cuflash_torch.attention(*inputs, dropout_p=0.4, dropout_seed=17).sum(), inputs)
+    o, lse = cuflash.attention(*arrays, dropout_p=0.4, dropout_seed=17, return_lse=True)
+    for a, b in zip(got, cuflash.attention_backward(np.ones_like(o), *arrays, o, lse, dropout_p=0.4, dropout_seed=17)):
+        near(a.cpu(), torch.from_numpy(b))
+
+
 # ---- autograd ---------------------------------------------------------------------------------------------
 
 
@@ -150,6 +288,13 @@ def test_gradcheck(device):
                          lambda *x: OPERATORS.attention_forward(*x, True)[0]):
             assert torch.autograd.gradcheck(function, given, eps=1e-2, atol=2e-3, rtol=1e-2,
                                             nondet_tol=1e-5)
+
+        def general(q, k, v, bias, sinks):
+            return cuflash_torch.attention(q, k, v, softcap=2.0, bias=bias, sinks=sinks, dropout_p=0.3, dropout_seed=4)
+
+        assert torch.autograd.gradcheck(
+            general, (*given, normal(device, 2, 1, 5, grad=True), normal(device, 2, grad=True)), eps=1e-2, atol=2e-3,
+            rtol=1e-2, nondet_tol=1e-5)
 
 
 def test_opcheck(device):
@@ -164,8 +309,27 @@ def test_opcheck(device):
             (OPERATORS.attention_forward, (swapped, k, v, True, None, None, None, "bottom-right", 2)),
             (OPERATORS.attention_backward, (o, *plain, o, lse, True)),
             (OPERATORS.decode, (plain[0][:, :, :1], *plain[1:], lengths)),
-            (OPERATORS.decode, (plain[0][:, :, :1], *plain[1:]))):
+            (OPERATORS.decode, (plain[0][:, :, :1], *plain[1:])),
+            (OPERATORS.attention_forward, (q, k, normal(device, 2, 2, 33, 24, grad=True)))):
         torch.library.opcheck(operator.default, arguments, atol=1e-5, rtol=1e-5)
+
+
+def test_opcheck_general(device):
+    q, k, v = tensors(device, grad=True)
+    bias, sinks = normal(device, 4, 1, 33, grad=True), normal(device, 4, dtype=torch.float16, grad=True)
+    scores = {"bias": bias, "sinks": sinks, "alibi_slopes": normal(device, 4), "softcap": 3.0, "causal": True}
+    plain = [x.detach() for x in (q, k, v)]
+    o, lse = OPERATORS.general_attention_forward(*plain, bias=bias.detach())
+    rows, keys = (normal(device, 10, heads, 16, grad=True) for heads in (4, 2))
+    cu = torch.tensor([0, 3, 10], dtype=torch.int32, device=device)
+    for operator, arguments, options in (
+            (OPERATORS.general_attention_forward, (q, k, v), scores),
+            (OPERATORS.general_attention_forward, (rows, keys, keys), {
+                "cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_len_q": 7, "max_len_k": 7}),
+            (OPERATORS.general_attention_forward, (q, k, v), {
+                "dropout_p": 0.5, "dropout_seed": torch.tensor([3], device=device)}),
+            (OPERATORS.general_attention_backward, (o, *plain, o, lse, True, False), {"bias": bias.detach()})):
+        torch.library.opcheck(operator.default, arguments, options, atol=1e-5, rtol=1e-5)
 
 
 def test_some_inputs_without_gradients(device):
@@ -186,6 +350,11 @@ def test_what_has_no_gradient(device):
         first.sum().backward()
     with pytest.raises(NotImplementedError, match="decode has no gradient"):
         cuflash_torch.decode(q, k, v).sum().backward()
+    with pytest.raises(NotImplementedError, match="alibi_slopes"):
+        cuflash_torch.attention(q, k, v, alibi_slopes=normal(device, 4, grad=True)).sum().backward()
+    first, = torch.autograd.grad(cuflash_torch.attention(q, k, v, softcap=1.0).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="general_attention_backward has no gradient"):
+        first.sum().backward()
     with torch.inference_mode():
         near(cuflash_torch.attention(q, k, v), o)
     assert not cuflash_torch.attention(*(x.detach() for x in (q, k, v))).requires_grad
@@ -253,6 +422,27 @@ def test_compile(device, backend, dynamic):
             near(a, b)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_general(device, dynamic):
+    def loss(q, k, v, bias, sinks, cu):
+        o = cuflash_torch.attention(q, k, v, causal=True, softcap=2.0, bias=bias, sinks=sinks, dropout_p=0.5,
+                                    dropout_seed=3)
+        rows, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        packed = cuflash_torch.attention_varlen(rows, keys, values, cu, cu, max_len_q=q.shape[2], max_len_k=k.shape[2])
+        return o.square().sum() + packed.sum() + 0 * cuflash_torch.attention(q, k, v, dropout_p=0.1).sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for len_q in (17, 20):
+        inputs = [*tensors(device, shape_q=(2, 4, len_q, 32), grad=True), normal(device, 33, grad=True),
+                  normal(device, 4, grad=True)]
+        cu = torch.tensor([0, len_q, 2 * len_q], dtype=torch.int32, device=device)
+        got, wanted = compiled(*inputs, cu), loss(*inputs, cu)
+        near(got / wanted, torch.ones_like(got))
+        for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(wanted, inputs)):
+            near(a, b)
+
+
 def test_compile_decode(device):
     compiled = torch.compile(lambda *x: cuflash_torch.decode(*x[:3], lengths=x[3]) + 1, fullgraph=True,
                              backend="aot_eager")
@@ -266,12 +456,17 @@ def test_cuda_graph():
     gpu()
     q, k, v = tensors("cuda", torch.float16, grad=True)
     lengths = torch.tensor([3, 33], dtype=torch.int32, device="cuda")
+    dropout_seed = torch.tensor([5], device="cuda")
     d_o = torch.ones_like(q)
+    bias = normal("cuda", 4, 17, 33, grad=True)
 
     def step():
         o = cuflash_torch.attention(q, k, v, causal=True)
+        general = cuflash_torch.attention(q, k, v, bias=bias, dropout_p=0.5, dropout_seed=dropout_seed,
+                                          seqused_k=lengths)
         decoded = cuflash_torch.decode(q.detach()[:, :, :1], k.detach(), v.detach(), lengths=lengths)
-        return (o, decoded, *torch.autograd.grad(o, (q, k, v), d_o))
+        return (o, decoded, *torch.autograd.grad(o, (q, k, v), d_o), general,
+                *torch.autograd.grad(general, (q, k, v, bias), d_o))
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -287,6 +482,7 @@ def test_cuda_graph():
             for x in (q, k, v):
                 x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
             lengths.copy_(torch.tensor([seed + 1, 33 - seed], dtype=torch.int32))
+            dropout_seed.fill_(seed)
         graph.replay()
         for got, wanted in zip(captured, step()):
             near(got, wanted, torch.float16)
@@ -342,9 +538,24 @@ def test_bad_calls(device, change, message):
 
 def test_bad_options(device):
     q, k, v = tensors(device)
-    for options in ({"layout": "sbhd"}, {"align": "middle"}, {"scale": -1.0}, {"window": (-2, 0)}):
+    for options in ({"layout": "sbhd"}, {"align": "middle"}, {"scale": -1.0}, {"window": (-2, 0)}, {"softcap": -1.0},
+                    {"bias": torch.ones(17, 1, device=device)}, {"sinks": torch.ones(3, device=device)},
+                    {"dropout_p": 2.0}, {"dropout_seed": 2**63, "dropout_p": 0.5},
+                    {"seqused_k": torch.ones(2, device=device)}):
         with pytest.raises(cuflash.ArgumentError, match=next(iter(options))):
             cuflash_torch.attention(q, k, v, **options)
+
+
+def test_bad_packed_calls(device):
+    q, cu = normal(device, 10, 2, 8), torch.tensor([0, 10], dtype=torch.int32, device=device)
+    for arguments, message in (((q[None], q, q, cu, cu), "q: 4 dimensions"),
+                               ((q, q, q, cu.long(), cu), "cu_seqlens_q: int64"),
+                               ((q, q, q, cu, cu[:1]), "cu_seqlens_k: shape"),
+                               ((q, q[:, :, :4], q, cu, cu), "k: shape")):
+        with pytest.raises(ValueError, match=message):
+            cuflash_torch.attention_varlen(*arguments, max_len_q=10, max_len_k=10)
+    with pytest.raises(TypeError, match="casual"):
+        cuflash_torch.attention_varlen(q, q, q, cu, cu, max_len_q=10, max_len_k=10, casual=True)
 
 
 def test_devices_differ():

@@ -19,10 +19,11 @@ CPU: int = int(raw.CUFLASH_DEVICE_CPU)
 
 #: dtypes of tensors that calls compute with
 FLOATS = {"f32": raw.CUFLASH_F32, "f16": raw.CUFLASH_F16, "bf16": raw.CUFLASH_BF16}
-ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4}
-_NUMPY_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32"}
+ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u64": 8}
+_NUMPY_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64",
+                "uint64": "u64"}
 _LONG_NAMES = {short: long for long, short in _NUMPY_NAMES.items()}
-_TYPESTRS = {"<f4": "f32", "<f2": "f16", "<i4": "i32"}
+_TYPESTRS = {"<f4": "f32", "<f2": "f16", "<i4": "i32", "<i8": "i64", "<u8": "u64"}
 
 
 def spelled(dtype: str) -> str:
@@ -349,8 +350,9 @@ class Arrays:
     def get(self, name: str) -> View | None:
         return self._views.get(name)
 
-    def add_output(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        """A new dense array, unless one was given; dtype: "f32" or the first array's."""
+    def add_output(self, name: str, shape: tuple[int, ...], dtype: str, like: str | None = None) -> None:
+        """A new dense array, unless one was given; dtype: "f32" or that of the array `like`, which is the
+        first if it is not given."""
         if name in self._views:
             if not self._views[name].writable:
                 refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: cannot be written")
@@ -358,8 +360,9 @@ class Arrays:
         if self._query:
             self._views[name] = View(name, 0, shape, _dlpack.dense(shape), dtype)
             return
-        library = self._libraries[self._first]
-        array = library.empty(self._arrays[self._first], shape, dtype)
+        like = like or self._first
+        library = self._libraries[like]
+        array = library.empty(self._arrays[like], shape, dtype)
         self._arrays[name], self._libraries[name] = array, library
         if isinstance(array, _dlpack.Memory):
             self._views[name] = View(name, array.pointer, shape, _dlpack.dense(shape), dtype)

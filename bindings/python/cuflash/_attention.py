@@ -3,90 +3,162 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from . import _problem, _raw as raw
-from ._arrays import Array, Arrays, refuse
+from ._arrays import Array, Arrays, View, refuse
 from ._errors import check, integer
 from ._handle import Handle, handle_of
 from ._library import Struct
-from ._problem import heads_first, in_layout
+from ._problem import PACKED, Options, heads_first, in_layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None, align: str | int | Array = "bottom-right",
-    out: Array | None = None, lse: Array | None = None, return_lse: bool = False,
-    layout: str = "bhsd", kernel: str | None = None, deterministic: bool = False,
-    batch_invariant: bool = False, handle: Handle | None = None, stream: Any = None,
+    q: Array, k: Array, v: Array, *, out: Array | None = None, lse: Array | None = None,
+    return_lse: bool = False, out_dtype: str | None = None, accumulate: bool = False,
+    layout: str = "bhsd", handle: Handle | None = None, stream: Any = None, **options: Unpack[Options],
 ) -> Any:
     """softmax(scale * q k^T, masked) v: a new array like q, or `out`; with return_lse a pair.
 
-    q: [B, Hq, S, D] of float32, float16 or bfloat16; k, v: [B, Hkv, Sk, D] of the same dtype, Hq a
-    multiple of Hkv. With layout="bshd" all three, and the result, are [B, S, H, D]. Any strides with
-    contiguous channels, 0 to repeat; nothing is copied.
+    q: [B, Hq, S, D] of float32, float16 or bfloat16; k: [B, Hkv, Sk, D], v: [B, Hkv, Sk, Dv] of the same
+    dtype, Hq a multiple of Hkv; the result has the channels of v. With layout="bshd" all three, and the
+    result, are [B, S, H, D]. Any strides with contiguous channels, 0 to repeat; nothing is copied.
 
-    causal, window, align: row i has the centre c = i + Sk - S ("bottom-right"), i ("top-left"),
-    i + align (an integer) or i + align[b] (an int32 array [B]). causal: keys j <= c are seen.
-    window: (left, right), keys c - left <= j <= c + right are seen, None is unlimited.
-    scale: 1 / sqrt(D) if None.
-    out: where to write, like q. lse: where to write the log-sum-exp, float32 [B, Hq, S] in either
-    layout; return_lse: return it also, as (out, lse).
-
-    kernel, deterministic, batch_invariant: as the fields and flags of cuflash_problem_t.
+    out: where to write, of q's dtype or float32. lse: where to write the log-sum-exp, float32
+    [B, Hq, S] in either layout; return_lse: return it also, as (out, lse). out_dtype="float32": for a
+    new result. accumulate: fold into the `out` (float32) and `lse` that are there, as merge_states().
     handle: a cuflash.Handle of the arrays' device with other options than the defaults.
     stream: on CUDA the stream to work on, an integer or a stream object; by default the current one
     of PyTorch or CuPy where arrays are theirs, else the one that the arrays name, else the default
     stream. CUDA calls only enqueue.
+
+    Options:
+
+    causal, window, align: row i has the centre c = i + Sk - S ("bottom-right"), i ("top-left"),
+    i + align (an integer) or i + align[b] (an int32 array [B]). causal: keys j <= c are seen.
+    window: (left, right), keys c - left <= j <= c + right are seen, None is unlimited.
+    scale: 1 / sqrt(D) if None. Then, on the scores in this order,
+    softcap: cap * tanh(score / cap); 0 for none.
+    bias: added, [B, Hq, S, Sk] or what NumPy would repeat to it along all but the keys; -inf masks.
+    alibi_slopes: slope * |c - j| is subtracted, [Hq] or [B, Hq].
+    sinks: [Hq], a score without a value, which joins the sum of exponentials of each row.
+    These three may be float32, float16 or bfloat16 of their own.
+
+    dropout_p: probabilities are set to 0 with probability p and the others divided by 1 - p. The same
+    dropout_seed and dropout_offset drop the same; calls drop independently if each adds Sk / 4, rounded
+    up, to the offset. Both may be arrays of one uint64 or int64 on the device, read when the kernel runs.
+
+    seqused_q, seqused_k: int32 [B], how many rows of each sequence are in use; leftpad_k: int32 [B], how
+    many of those of k and v come before the first key. Rows that are not in use are neither read nor
+    written.
+
+    kernel, deterministic, batch_invariant: as the fields and flags of cuflash_problem_t.
     """
-    call = _forward(q, k, v, causal=causal, scale=scale, window=window, align=align, out=out, lse=lse,
-                    return_lse=return_lse, layout=layout, kernel=kernel, deterministic=deterministic,
-                    batch_invariant=batch_invariant, handle=handle, stream=stream)
+    call = _forward(q, k, v, out=out, lse=lse, return_lse=return_lse, out_dtype=out_dtype,
+                    accumulate=accumulate, layout=layout, handle=handle, stream=stream, **options)
     call.run(raw.cuflash_attention_forward)
-    o = call.arrays.output("out")
-    return (o, call.arrays.output("lse")) if return_lse else o
+    return call.output("out", "lse") if return_lse else call.output("out")
+
+
+def attention_varlen(
+    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, *, max_len_q: int,
+    max_len_k: int, out: Array | None = None, lse: Array | None = None, return_lse: bool = False,
+    out_dtype: str | None = None, accumulate: bool = False, handle: Handle | None = None,
+    stream: Any = None, **options: Unpack[Options],
+) -> Any:
+    """attention() of sequences of any lengths, packed one after the other without padding.
+
+    q: [total_q, Hq, D], k: [total_k, Hkv, D], v: [total_k, Hkv, Dv], the result [total_q, Hq, Dv], lse
+    [Hq, total_q]. cu_seqlens_q, cu_seqlens_k: int32 [B + 1] on the same device: sequence b has the rows
+    cu_seqlens[b] to before cu_seqlens[b + 1]; it may have none. max_len_q, max_len_k: the longest
+    lengths; what is longer is cut, and they are the S and Sk of a bias. Everything else as in
+    attention(); rows of no sequence are not written."""
+    call = _forward(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_len_q=max_len_q,
+                    max_len_k=max_len_k, out=out, lse=lse, return_lse=return_lse, out_dtype=out_dtype,
+                    accumulate=accumulate, handle=handle, stream=stream, **options)
+    call.run(raw.cuflash_attention_forward)
+    return call.output("out", "lse") if return_lse else call.output("out")
 
 
 def attention_backward(
-    d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, causal: bool = False,
-    scale: float | None = None, window: tuple[int | None, int | None] | None = None,
-    align: str | int | Array = "bottom-right", out: Sequence[Array] | None = None,
-    layout: str = "bhsd", kernel: str | None = None, deterministic: bool = False,
-    batch_invariant: bool = False, handle: Handle | None = None, stream: Any = None,
-) -> tuple[Array, Array, Array]:
+    d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Array | None = None,
+    delta: Array | None = None, return_d_bias: bool = False, return_d_sinks: bool = False,
+    return_delta: bool = False, out: Sequence[Array] | None = None, out_dtype: str | None = None,
+    accumulate: bool = False, layout: str = "bhsd", handle: Handle | None = None, stream: Any = None,
+    **options: Unpack[Options],
+) -> tuple[Array, ...]:
     """(dq, dk, dv), the gradients of a scalar whose gradient by attention's result is d_o.
 
-    d_o and o: as q. o, lse: what attention(..., return_lse=True) gave; all other arguments as in that
-    call. dk and dv are sums over the query heads that share a key head. out: three arrays to
-    write them to."""
-    call = _backward(d_o, q, k, v, o, lse, causal=causal, scale=scale, window=window, align=align,
-                     out=out, layout=layout, kernel=kernel, deterministic=deterministic,
-                     batch_invariant=batch_invariant, handle=handle, stream=stream)
+    d_o: as the result. o, lse: what attention(..., return_lse=True) gave; options and layout as in that
+    call. dk and dv are sums over the query heads that share a key head. d_lse: the scalar's gradient by
+    lse, if it depends on it. delta: the sums of o * d_o over the channels, if they are known; o is not
+    read then. d_lse and delta: with the shape and strides of lse.
+
+    return_d_bias, return_d_sinks, return_delta: append these, in this order. The gradient of a bias needs
+    one that is contiguous, whose shape says where it repeats. out: arrays to write all results to;
+    out_dtype="float32": for new dq, dk and dv. accumulate: add dq, dk and dv, float32, to those in out."""
+    call = _backward(d_o, q, k, v, o, lse, d_lse=d_lse, delta=delta, return_d_bias=return_d_bias,
+                     return_d_sinks=return_d_sinks, return_delta=return_delta, out=out,
+                     out_dtype=out_dtype, accumulate=accumulate, layout=layout, handle=handle,
+                     stream=stream, **options)
     call.run(raw.cuflash_attention_backward)
-    return tuple(call.arrays.output(name) for name in ("dq", "dk", "dv"))
+    return call.output(*_gradient_names(return_d_bias, return_d_sinks, return_delta))
+
+
+def attention_varlen_backward(
+    d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, cu_seqlens_q: Array,
+    cu_seqlens_k: Array, *, max_len_q: int, max_len_k: int, d_lse: Array | None = None,
+    delta: Array | None = None, return_d_bias: bool = False, return_d_sinks: bool = False,
+    return_delta: bool = False, out: Sequence[Array] | None = None, out_dtype: str | None = None,
+    accumulate: bool = False, handle: Handle | None = None, stream: Any = None, **options: Unpack[Options],
+) -> tuple[Array, ...]:
+    """attention_backward() of attention_varlen()."""
+    call = _backward(d_o, q, k, v, o, lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                     max_len_q=max_len_q, max_len_k=max_len_k, d_lse=d_lse, delta=delta,
+                     return_d_bias=return_d_bias, return_d_sinks=return_d_sinks, return_delta=return_delta,
+                     out=out, out_dtype=out_dtype, accumulate=accumulate, handle=handle, stream=stream,
+                     **options)
+    call.run(raw.cuflash_attention_backward)
+    return call.output(*_gradient_names(return_d_bias, return_d_sinks, return_delta))
+
+
+def attention_weights(
+    q: Array, k: Array, lse: Array, *, rows: Array | None = None, out: Array | None = None,
+    layout: str = "bhsd", handle: Handle | None = None, stream: Any = None, **options: Unpack[Options],
+) -> Array:
+    """The probabilities of attention's softmax, before dropout, to look at: float32 [B, Hq, S, Sk].
+
+    q, k, lse: those of attention(..., return_lse=True), options and layout as in that call. rows: int32
+    [R] on the same device, which rows to give, [B, Hq, R, Sk]; all if None. A row that a sequence does
+    not have, or a key that is not seen, has 0."""
+    call = _weights(q, k, lse, rows=rows, out=out, layout=layout, handle=handle, stream=stream, **options)
+    if call.structs[1].num_rows:  # 0 would mean all rows
+        call.run(raw.cuflash_attention_weights)
+    return call.output("out")
 
 
 def decode(
-    q: Array, k_cache: Array, v_cache: Array, *, lengths: Array | None = None, causal: bool = False,
-    scale: float | None = None, window: tuple[int | None, int | None] | None = None,
-    align: str | int | Array = "bottom-right", num_splits: int = 0, out: Array | None = None,
-    lse: Array | None = None, return_lse: bool = False, layout: str = "bhsd",
-    kernel: str | None = None, deterministic: bool = False, batch_invariant: bool = False,
-    handle: Handle | None = None, stream: Any = None,
+    q: Array, k_cache: Array, v_cache: Array, *, lengths: Array | None = None, num_splits: int = 0,
+    out: Array | None = None, lse: Array | None = None, return_lse: bool = False,
+    out_dtype: str | None = None, accumulate: bool = False, layout: str = "bhsd",
+    handle: Handle | None = None, stream: Any = None, **options: Unpack[Options],
 ) -> Any:
     """Attention of the newest S tokens, often 1, over caches of keys and values.
 
-    q: [B, Hq, S, D]; k_cache, v_cache: [entries, Hkv, max_len, D], entries >= B, sequence b in entry b.
+    q: [B, Hq, S, D]; k_cache: [entries, Hkv, max_len, D], v_cache: [entries, Hkv, max_len, Dv],
+    entries >= B, sequence b in entry b.
     lengths: int32 [B] on the same device, the keys in use, the new ones among them; None: max_len. With
     "bottom-right" row i of sequence b sits at lengths[b] - S + i, so causal matters where S > 1.
-    num_splits: parts along the keys, 0: chosen. Everything else as in attention()."""
-    call = _decode(q, k_cache, v_cache, lengths=lengths, causal=causal, scale=scale, window=window,
-                   align=align, num_splits=num_splits, out=out, lse=lse, return_lse=return_lse,
-                   layout=layout, kernel=kernel, deterministic=deterministic,
-                   batch_invariant=batch_invariant, handle=handle, stream=stream)
+    num_splits: parts along the keys, 0: chosen. Everything else as in attention(), with max_len for Sk;
+    lengths stand for seqused_k, and there is no leftpad_k."""
+    call = _decode(q, k_cache, v_cache, lengths=lengths, num_splits=num_splits, out=out, lse=lse,
+                   return_lse=return_lse, out_dtype=out_dtype, accumulate=accumulate, layout=layout,
+                   handle=handle, stream=stream, **options)
     call.run(raw.cuflash_attention_decode)
-    o = call.arrays.output("out")
-    return (o, call.arrays.output("lse")) if return_lse else o
+    return call.output("out", "lse") if return_lse else call.output("out")
 
 
 def merge_states(
@@ -100,23 +172,24 @@ def merge_states(
     where to write; they may be exactly one of the parts."""
     _problem.check_layout(layout)
     arrays = Arrays(stream, parts=parts, lse_parts=lse_parts, out=out, lse=lse)
-    states = heads_first(arrays["parts"], layout, rank=5)
+    states = heads_first(arrays["parts"], layout, parts=True)
     shape = states.shape[1:]
     arrays.add_output("out", in_layout(shape, layout), states.dtype)
     arrays.add_output("lse", shape[:3], "f32")
     struct = _problem.merge(states, arrays["lse_parts"], heads_first(arrays["out"], layout), arrays["lse"],
                             base2, layout)
-    _Call(arrays, handle, struct).run(raw.cuflash_merge_states)
-    return arrays.output("out"), arrays.output("lse")
+    call = _Call(arrays, handle, struct)
+    call.run(raw.cuflash_merge_states)
+    return call.output("out", "lse")
 
 
 def explain(operation: str, *arguments: Any, target_arch: int = 0, **options: Any) -> dict:
     """Which kernel a call takes and why not each other: nothing is run.
 
-    explain("forward", q, k, v, causal=True) has the arguments of attention(); "backward" and "decode"
-    likewise. target_arch: answer for this GPU, 90 for sm_90, whether it is there or not; the arrays
-    may be of any device. Or the arguments of the C call: explain("forward", handle, problem), also
-    "append". The answer is the JSON that cuflash.h describes."""
+    explain("forward", q, k, v, causal=True) has the arguments of attention(), or by name those of
+    attention_varlen(); "backward" and "decode" likewise. target_arch: answer for this GPU, 90 for sm_90,
+    whether it is there or not; the arrays may be of any device. Or the arguments of the C call:
+    explain("forward", handle, problem), also "append". The answer is the JSON that cuflash.h describes."""
     in_c = any(isinstance(argument, Struct) for argument in arguments)
     known = [*_BUILDERS, "append"] if in_c else [*_BUILDERS]
     if operation not in known:
@@ -150,56 +223,124 @@ class _Call:
         check(function(self.handle, *self.structs, self.arrays.stream))
         self.arrays.wait()
 
-
-def _options(arrays: Arrays, batch: int, *, causal=False, scale=None, window=None, align="bottom-right",
-             kernel=None, deterministic=False, batch_invariant=False) -> dict[str, Any]:
-    return _problem.options(causal, scale, window, arrays.get("align") or align, kernel, deterministic,
-                            batch_invariant, batch)
-
-
-def _array_of(align: Any) -> Array | None:
-    return None if isinstance(align, (str, int)) else align
+    def output(self, *names: str) -> Any:
+        """What the caller gets: an array, of several names a tuple."""
+        results = tuple(self.arrays.output(name) for name in names)
+        return results if len(names) > 1 else results[0]
 
 
-def _forward(q, k, v, *, out=None, lse=None, return_lse=False, layout="bhsd", handle=None, stream=None,
-             query=False, **options) -> _Call:
+def _read(stream: Any, query: bool, options: dict[str, Any], **arrays: Array | None) -> Arrays:
+    """The arrays of a call; those among its options give way to their views there."""
+    optional = {name: value for name, value in options.items()
+                if name in _problem.ARRAYS and not isinstance(value, (str, int, type(None)))}
+    result = Arrays(stream, query, **arrays, **optional)
+    options.update((name, result[name]) for name in optional)
+    return result
+
+
+def _extents(q: View, k: View, options: dict[str, Any]) -> _problem.Extents:
+    return _problem.extents(q, k, options.get("cu_seqlens_q"), options.pop("max_len_q", 0),
+                            options.pop("max_len_k", 0))
+
+
+def _layout(layout: str, options: dict[str, Any]) -> str:
+    if "cu_seqlens_q" in options:
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            if options.get(name) is None:
+                refuse(raw.CUFLASH_ERROR_NULL_POINTER, f"{name}: None; int32 offsets [B + 1]")
+        return PACKED
     _problem.check_layout(layout)
-    arrays = Arrays(stream, query, q=q, k=k, v=v, out=out, lse=lse, align=_array_of(options.get("align", "")))
+    return layout
+
+
+def _add_results(arrays: Arrays, q: View, v: View, layout: str, out_dtype: str | None, with_lse: bool,
+                 accumulate: bool) -> None:
+    if accumulate and not ("out" in arrays and "lse" in arrays):
+        refuse(raw.CUFLASH_ERROR_NULL_POINTER, "accumulate: needs out and lse, which hold what it adds to")
+    arrays.add_output("out", in_layout((*q.shape[:3], v.shape[3]), layout),
+                      _problem.output_dtype(out_dtype, q.dtype))
+    if with_lse or "lse" in arrays:
+        arrays.add_output("lse", _problem.row_shape(q, layout), "f32")
+
+
+def _forward(q, k, v, *, out=None, lse=None, return_lse=False, out_dtype=None, accumulate=False, layout="bhsd",
+             handle=None, stream=None, query=False, **options) -> _Call:
+    layout = _layout(layout, options)
+    arrays = _read(stream, query, options, q=q, k=k, v=v, out=out, lse=lse)
     q, k, v = (heads_first(arrays[name], layout) for name in ("q", "k", "v"))
-    arrays.add_output("out", in_layout(q.shape, layout), q.dtype)
-    if return_lse or lse is not None:
-        arrays.add_output("lse", q.shape[:3], "f32")
-    problem = _problem.attention(q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), layout,
-                                 **_options(arrays, q.shape[0], **options))
-    return _Call(arrays, handle, problem)
+    _add_results(arrays, q, v, layout, out_dtype, return_lse, accumulate)
+    extents = _extents(q, k, options)
+    return _Call(arrays, handle, _problem.attention(
+        q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), layout, extents,
+        **_problem.options(extents, accumulate=accumulate, **options)))
 
 
-def _backward(d_o, q, k, v, o, lse, *, out=None, layout="bhsd", handle=None, stream=None, query=False,
-              **options) -> _Call:
-    _problem.check_layout(layout)
-    dq, dk, dv = out or (None, None, None)
-    arrays = Arrays(stream, query, q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dq=dq, dk=dk, dv=dv,
-                    align=_array_of(options.get("align", "")))
+def _gradient_names(return_d_bias: bool, return_d_sinks: bool, return_delta: bool) -> list[str]:
+    return ["dq", "dk", "dv", *["d_bias"] * return_d_bias, *["d_sinks"] * return_d_sinks,
+            *["delta"] * return_delta]
+
+
+def _backward(d_o, q, k, v, o, lse, *, d_lse=None, delta=None, return_d_bias=False, return_d_sinks=False,
+              return_delta=False, out=None, out_dtype=None, accumulate=False, layout="bhsd", handle=None,
+              stream=None, query=False, **options) -> _Call:
+    layout = _layout(layout, options)
+    names = _gradient_names(return_d_bias, return_d_sinks, return_delta)
+    given = dict(zip(names, out or ()))
+    if out is not None and len(out) != len(names):
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH, f"out: {len(out)} arrays; {', '.join(names)}")
+    if accumulate and out is None:
+        refuse(raw.CUFLASH_ERROR_NULL_POINTER, "accumulate: needs out, which holds what it adds to")
+    if delta is not None and return_delta:
+        refuse(raw.CUFLASH_ERROR_INVALID_VALUE, "return_delta: with a delta that is given; one of them")
+    for name in ("bias", "sinks"):
+        if f"d_{name}" in names and options.get(name) is None:
+            refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"return_d_{name}: without {name}")
+    arrays = _read(stream, query, options, q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse,
+                   **{"delta": delta, **given})
     q, k, v, o, d_o = (heads_first(arrays[name], layout) for name in ("q", "k", "v", "o", "d_o"))
-    problem = _problem.attention(q, k, v, o, arrays["lse"], layout, **_options(arrays, q.shape[0], **options))
+    extents = _extents(q, k, options)
+    problem = _problem.attention(q, k, v, o, arrays["lse"], layout, extents,
+                                 **_problem.options(extents, **options))
     for name, model in (("dq", q), ("dk", k), ("dv", v)):
-        arrays.add_output(name, in_layout(model.shape, layout), model.dtype)
+        arrays.add_output(name, in_layout(model.shape, layout), _problem.output_dtype(out_dtype, q.dtype))
+    for name, like in (("d_bias", "bias"), ("d_sinks", "sinks"), ("delta", "lse")):
+        if name in names:
+            arrays.add_output(name, arrays[like].shape, arrays[like].dtype, like)
     dq, dk, dv = (heads_first(arrays[name], layout) for name in ("dq", "dk", "dv"))
-    return _Call(arrays, handle, problem, _problem.gradients(q, k, d_o, dq, dk, dv, layout))
+    further = {name: arrays.get(name) for name in ("d_lse", "delta", "bias", "d_bias", "sinks", "d_sinks")}
+    return _Call(arrays, handle, problem, _problem.gradients(
+        q, k, v, o, arrays["lse"], layout, d_o, dq, dk, dv, **further, delta_given=delta is not None,
+        accumulate=accumulate))
+
+
+def _weights(q, k, lse, *, rows, out, layout, handle, stream, **options) -> _Call:
+    _problem.check_layout(layout)
+    arrays = _read(stream, False, options, q=q, k=k, lse=lse, rows=rows, out=out)
+    q, k = (heads_first(arrays[name], layout) for name in ("q", "k"))
+    extents = _extents(q, k, options)
+    num_rows = extents.len_q
+    if rows is not None:
+        _problem.check_shape(arrays["rows"], ("R",))
+        num_rows, = arrays["rows"].shape
+    arrays.add_output("out", (extents.batch, extents.heads_q, num_rows, extents.len_k), "f32")
+    return _Call(arrays, handle, *_problem.weights(
+        q, k, arrays["lse"], arrays["out"], num_rows, arrays.get("rows"), layout, extents,
+        **_problem.options(extents, **options)))
 
 
 def _decode(q, k_cache, v_cache, *, lengths=None, num_splits=0, out=None, lse=None, return_lse=False,
-            layout="bhsd", handle=None, stream=None, query=False, **options) -> _Call:
+            out_dtype=None, accumulate=False, layout="bhsd", handle=None, stream=None, query=False,
+            **options) -> _Call:
     _problem.check_layout(layout)
-    arrays = Arrays(stream, query, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, out=out,
-                    lse=lse, align=_array_of(options.get("align", "")))
+    arrays = _read(stream, query, options, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, out=out,
+                   lse=lse)
     q, k, v = (heads_first(arrays[name], layout) for name in ("q", "k_cache", "v_cache"))
-    arrays.add_output("out", in_layout(q.shape, layout), q.dtype)
-    if return_lse or lse is not None:
-        arrays.add_output("lse", q.shape[:3], "f32")
+    _add_results(arrays, q, v, layout, out_dtype, return_lse, accumulate)
+    extents = _extents(q, k, options)
     problem, cache = _problem.decode(
         q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), arrays.get("lengths"), layout,
-        num_splits=integer("num_splits", num_splits, 32), **_options(arrays, q.shape[0], **options))
+        extents, num_splits=integer("num_splits", num_splits, 32),
+        **_problem.options(extents, accumulate=accumulate, **options))
     return _Call(arrays, handle, problem, cache)
 
 

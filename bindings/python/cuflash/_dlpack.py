@@ -15,7 +15,7 @@ VERSION = (1, 0)  # of the newest capsules read here
 _READ_ONLY = 1
 
 #: (DLDataTypeCode, bits) -> name
-DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (0, 32): "i32"}
+DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (0, 32): "i32", (0, 64): "i64", (1, 64): "u64"}
 
 
 class Tensor(ctypes.Structure):

@@ -2,14 +2,42 @@
 by the library."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from . import _raw as raw
-from ._arrays import FLOATS, View, refuse, spelled
+from ._arrays import FLOATS, Array, View, refuse, spelled
 from ._errors import integer
 
 LAYOUTS = ("bhsd", "bshd")
+PACKED = "thd"  # the sequences one after the other; what takes it says so by its name
 _ALIGNMENTS = {"bottom-right": raw.CUFLASH_ALIGN_BOTTOM_RIGHT, "top-left": raw.CUFLASH_ALIGN_TOP_LEFT}
+
+
+class Options(TypedDict, total=False):
+    """What the operations have in common, with the defaults of options(); attention() documents them."""
+
+    causal: bool
+    scale: float | None
+    window: tuple[int | None, int | None] | None
+    align: str | int | Array
+    softcap: float
+    alibi_slopes: Array | None
+    bias: Array | None
+    sinks: Array | None
+    dropout_p: float
+    dropout_seed: int | Array
+    dropout_offset: int | Array
+    seqused_q: Array | None
+    seqused_k: Array | None
+    leftpad_k: Array | None
+    kernel: str | None
+    deterministic: bool
+    batch_invariant: bool
+
+
+#: arguments of options() and extents() that are arrays, or may be
+ARRAYS = ("align", "alibi_slopes", "bias", "sinks", "dropout_seed", "dropout_offset", "cu_seqlens_q",
+          "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
 
 
 def check_layout(layout: str) -> None:
@@ -18,24 +46,46 @@ def check_layout(layout: str) -> None:
 
 
 def in_layout(shape: tuple, layout: str) -> tuple:
-    """[..., H, S, D] as the layout has it, and back."""
-    return shape if layout == "bhsd" else (*shape[:-3], shape[-2], shape[-3], shape[-1])
+    """[..., H, S, D] as the layout has it."""
+    if layout == "bhsd":
+        return shape
+    swapped = (*shape[:-3], shape[-2], shape[-3], shape[-1])
+    return swapped[1:] if layout == PACKED else swapped
 
 
-def heads_first(view: View, layout: str, rank: int = 4) -> View:
-    """The view as [..., H, S, D] with contiguous channels; rank 5 has the parts of a merge first."""
-    if len(view.shape) != rank:
-        letters = ("P",) * (rank - 4) + in_layout(("B", "H", "S", "D"), layout)
+def from_layout(extents: tuple, layout: str, batch: int) -> tuple:
+    """And back; batch: for the dimension that a packed layout lacks."""
+    return in_layout((batch, batch, *extents) if layout == PACKED else extents, layout)
+
+
+def heads_first(view: View, layout: str, parts: bool = False) -> View:
+    """The view as [..., H, S, D] with contiguous channels; the parts of a merge come first."""
+    letters = "P" * parts + layout.upper()
+    if len(view.shape) != len(letters):
         refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
-               f"{view.name}: {len(view.shape)} dimensions {view.shape}; {rank}: [{', '.join(letters)}]")
+               f"{view.name}: {len(view.shape)} dimensions {view.shape}; {len(letters)}: [{', '.join(letters)}]")
+    check_floats(view)
+    if layout == "bhsd":
+        return view
+    return View(view.name, view.pointer, from_layout(view.shape, layout, 1),
+                from_layout(view.strides, layout, 0), view.dtype, view.writable, view.owner)
+
+
+def check_floats(view: View) -> None:
+    """Of a dtype to compute with, contiguous along the last dimension."""
     if view.dtype not in FLOATS:
         refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE,
                f"{view.name}: {spelled(view.dtype)}; float32, float16 or bfloat16")
     if view.strides[-1] != (1 if view.shape[-1] > 1 else 0):
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE,
                f"{view.name}: strides {view.strides}; the last dimension must be contiguous")
-    return View(view.name, view.pointer, in_layout(view.shape, layout), in_layout(view.strides, layout),
-                view.dtype, view.writable, view.owner)
+
+
+def output_dtype(name: str | None, default: str) -> str:
+    """Of an output that is as q or float32."""
+    if name not in (None, "float32"):
+        refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"out_dtype: {name!r}; None (as q) or 'float32'")
+    return default if name is None else "f32"
 
 
 def tensor(view: View) -> raw.cuflash_tensor_t:
@@ -47,12 +97,19 @@ def tensor(view: View) -> raw.cuflash_tensor_t:
 
 def check_shape(view: View, wanted: tuple, layout: str = "bhsd") -> None:
     """wanted: extents, or letters for what is free."""
+    if view.shape == wanted:
+        return
     if len(view.shape) != len(wanted) or any(
             isinstance(w, int) and n != w for n, w in zip(view.shape, wanted)):
         shape, wanted = ((in_layout(view.shape, layout), in_layout(wanted, layout))
                          if len(wanted) >= 4 else (view.shape, wanted))
         refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
                f"{view.name}: shape {shape}; must be ({', '.join(map(str, wanted))})")
+
+
+def row_shape(q: View, layout: str) -> tuple:
+    """Of one value for each row: an LSE and what goes with it."""
+    return q.shape[1:3] if layout == PACKED else q.shape[:3]
 
 
 def row_stats(view: View | None, shape: tuple, pointer: str, prefix: str) -> dict[str, Any]:
@@ -62,12 +119,24 @@ def row_stats(view: View | None, shape: tuple, pointer: str, prefix: str) -> dic
     check_shape(view, shape)
     if view.dtype != "f32":
         refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"{view.name}: {spelled(view.dtype)}; float32")
-    batch, head, row = view.strides[-3:]
+    batch, head, row = (0, *view.strides)[-3:]  # packed rows have no batch
     if not (batch or head or row) and max(shape[-3:]) > 1 and 0 not in shape:
         # Three zeros would mean a dense array.
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{view.name}: one value repeated; copy it")
     return {pointer: view.pointer, f"{prefix}_batch_stride": batch, f"{prefix}_head_stride": head,
             f"{prefix}_row_stride": row}
+
+
+def strided_as(view: View, model: View) -> int:
+    """The address of an array that has the strides of another, which the C API gives once; 0 if it is empty."""
+    check_shape(view, model.shape)
+    if view.dtype != model.dtype:
+        refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+               f"{view.name}: {spelled(view.dtype)}; that of {model.name}, {spelled(model.dtype)}")
+    if view.strides != model.strides:
+        refuse(raw.CUFLASH_ERROR_INVALID_VALUE,
+               f"{view.name}: strides {view.strides}; those of {model.name}, {model.strides}")
+    return 0 if 0 in view.shape else view.pointer
 
 
 def integers(view: View, count: int) -> int:
@@ -79,10 +148,38 @@ def integers(view: View, count: int) -> int:
     return view.pointer
 
 
-def options(causal: bool, scale: float | None, window: tuple | None, align: str | int | View,
-            kernel: str | None, deterministic: bool, batch_invariant: bool, batch: int) -> dict[str, Any]:
-    """The fields of a problem beside its tensors. New features of the library are added here."""
-    fields: dict[str, Any] = {"flags": 0}
+class Extents(NamedTuple):
+    """Fields of a problem; of packed arrays batch and lengths are those of the sequences."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    len_q: int
+    len_k: int
+    total_q: int = 0
+    total_k: int = 0
+
+
+def extents(q: View, k: View, cu_seqlens_q: View | None = None, max_len_q: int = 0,
+            max_len_k: int = 0) -> Extents:
+    batch, heads_q, len_q, _ = q.shape
+    _, heads_kv, len_k, _ = k.shape
+    if cu_seqlens_q is None:
+        return Extents(batch, heads_q, heads_kv, len_q, len_k)
+    check_shape(cu_seqlens_q, ("B + 1",))
+    return Extents(max(cu_seqlens_q.shape[0] - 1, 0), heads_q, heads_kv, integer("max_len_q", max_len_q),
+                   integer("max_len_k", max_len_k), len_q, len_k)
+
+
+def options(extents: Extents, *, causal: bool = False, scale: float | None = None, window: tuple | None = None,
+            align: str | int | View = "bottom-right", softcap: float = 0.0, alibi_slopes: View | None = None,
+            bias: View | None = None, sinks: View | None = None, dropout_p: float = 0.0,
+            dropout_seed: int | View = 0, dropout_offset: int | View = 0, cu_seqlens_q: View | None = None,
+            cu_seqlens_k: View | None = None, seqused_q: View | None = None, seqused_k: View | None = None,
+            leftpad_k: View | None = None, kernel: str | None = None, deterministic: bool = False,
+            batch_invariant: bool = False, accumulate: bool = False) -> dict[str, Any]:
+    """The fields of a problem beside its extents and tensors. New features of the library are added here."""
+    fields: dict[str, Any] = {"flags": 0}  # only what is given: each field set costs a fraction of a microsecond
     if causal:
         fields["mask"] = raw.CUFLASH_MASK_CAUSAL
     if scale is not None:
@@ -95,7 +192,7 @@ def options(causal: bool, scale: float | None, window: tuple | None, align: str 
         fields["flags"] |= raw.CUFLASH_PROBLEM_WINDOW
     if isinstance(align, View):
         fields["mask_align"] = raw.CUFLASH_ALIGN_DEVICE_OFFSETS
-        fields["mask_offsets"] = integers(align, batch)
+        fields["mask_offsets"] = integers(align, extents.batch)
     elif isinstance(align, int):
         fields["mask_align"] = raw.CUFLASH_ALIGN_OFFSET
         fields["mask_offset"] = integer("align", align)
@@ -104,48 +201,141 @@ def options(causal: bool, scale: float | None, window: tuple | None, align: str 
     else:
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE,
                f"align: {align!r}; {', '.join(map(repr, _ALIGNMENTS))}, an offset, or int32 offsets [B]")
+    if softcap:
+        fields["softcap"] = softcap
+    if alibi_slopes is not None:
+        fields.update(_slopes(alibi_slopes, extents))
+    if bias is not None:
+        fields.update(_bias(bias, extents))
+    if sinks is not None:
+        fields.update(_sinks(sinks, extents))
+    if dropout_p:
+        fields.update(dropout_p=dropout_p, **_random("dropout_seed", dropout_seed),
+                      **_random("dropout_offset", dropout_offset))
+    for name, view, count in (
+            ("cu_seqlens_q", cu_seqlens_q, extents.batch + 1), ("cu_seqlens_k", cu_seqlens_k, extents.batch + 1),
+            ("seqused_q", seqused_q, extents.batch), ("seqused_k", seqused_k, extents.batch),
+            ("leftpad_k", leftpad_k, extents.batch)):
+        if view is not None:
+            fields[name] = integers(view, count)
     if kernel is not None:
         fields["kernel"] = kernel.encode()
+    if leftpad_k is not None:
+        fields["flags"] |= raw.CUFLASH_PROBLEM_LEFT_PADDED
     if deterministic:
         fields["flags"] |= raw.CUFLASH_PROBLEM_DETERMINISTIC
     if batch_invariant:
         fields["flags"] |= raw.CUFLASH_PROBLEM_BATCH_INVARIANT
+    if accumulate:
+        fields["flags"] |= raw.CUFLASH_PROBLEM_ACCUMULATE
     return fields
 
 
-def attention(q: View, k: View, v: View, o: View, lse: View | None, layout: str,
+# An empty array is not handed on: it may have no address, and a gradient that repeats along an extent of 0 would
+# be written where there is no memory.
+
+
+def _slopes(view: View, extents: Extents) -> dict[str, Any]:
+    shape = (extents.batch, extents.heads_q)
+    check_shape(view, shape if len(view.shape) == 2 else shape[1:])
+    check_floats(view)
+    if 0 in view.shape:
+        return {}
+    return {"alibi_slopes": view.pointer, "alibi_dtype": FLOATS[view.dtype],
+            "alibi_batch_stride": view.strides[0] if len(view.shape) == 2 else 0}
+
+
+def _bias(view: View, extents: Extents) -> dict[str, Any]:
+    """Repeated as NumPy would; only the keys must be there in full."""
+    wanted = (extents.batch, extents.heads_q, extents.len_q, extents.len_k)
+    missing = 4 - len(view.shape)
+    given = zip(view.shape[:-1], wanted[missing:-1])
+    if not 0 <= missing < 4 or view.shape[-1] != wanted[-1] or any(n not in (1, w) for n, w in given):
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
+               f"bias: shape {view.shape}; ({', '.join(map(str, wanted))}), or 1 in place of all but the last")
+    check_floats(view)
+    if 0 in view.shape:
+        return {}
+    batch, head, row = ((0,) * missing + view.strides)[:3]
+    return {"bias": view.pointer, "bias_dtype": FLOATS[view.dtype], "bias_batch_stride": batch,
+            "bias_head_stride": head, "bias_row_stride": row}
+
+
+def _sinks(view: View, extents: Extents) -> dict[str, Any]:
+    check_shape(view, (extents.heads_q,))
+    check_floats(view)
+    if 0 in view.shape:
+        return {}
+    return {"sinks": view.pointer, "sinks_dtype": FLOATS[view.dtype]}
+
+
+def _random(name: str, value: int | View) -> dict[str, Any]:
+    """A number of 64 bits, or its address on the device."""
+    if not isinstance(value, View):
+        if not 0 <= value < 1 << 64:
+            refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: {value}; 0 to 2^64 - 1")
+        return {name: value}
+    if value.shape not in ((), (1,)):
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH, f"{name}: shape {value.shape}; one element")
+    if value.dtype not in ("i64", "u64"):
+        refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"{name}: {spelled(value.dtype)}; uint64 or int64")
+    return {f"{name}_ptr": value.pointer}
+
+
+def attention(q: View, k: View, v: View, o: View, lse: View | None, layout: str, extents: Extents,
               **fields: Any) -> raw.cuflash_problem_t:
     """Forward and backward. The views as heads_first() makes them."""
-    batch, heads_q, len_q, head_dim = q.shape
-    check_shape(k, (batch, "Hkv", "Sk", head_dim), layout)
-    check_shape(v, k.shape, layout)
-    check_shape(o, q.shape, layout)
+    check_shape(k, (q.shape[0], "Hkv", "Sk", q.shape[3]), layout)
+    check_shape(v, (*k.shape[:3], "Dv"), layout)
+    check_shape(o, (*q.shape[:3], v.shape[3]), layout)
     return raw.cuflash_problem_t.new(
-        batch=batch, heads_q=heads_q, heads_kv=k.shape[1], len_q=len_q, len_k=k.shape[2],
-        head_dim=head_dim, q=tensor(q), k=tensor(k), v=tensor(v), o=tensor(o),
-        **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
+        **extents._asdict(), head_dim=q.shape[3], head_dim_v=v.shape[3], q=tensor(q), k=tensor(k), v=tensor(v),
+        o=tensor(o), **row_stats(lse, row_shape(q, layout), "lse", "lse"), **fields)
 
 
-def gradients(q: View, k: View, d_o: View, dq: View, dk: View, dv: View,
-              layout: str) -> raw.cuflash_gradients_t:
-    for view, model in ((d_o, q), (dq, q), (dk, k), (dv, k)):
+def weights(q: View, k: View, lse: View, out: View, num_rows: int, rows: View | None, layout: str,
+            extents: Extents, **fields: Any) -> tuple[raw.cuflash_problem_t, raw.cuflash_weights_t]:
+    check_shape(k, (q.shape[0], "Hkv", "Sk", q.shape[3]), layout)
+    check_shape(out, (extents.batch, extents.heads_q, num_rows, extents.len_k))
+    check_floats(out)
+    if out.dtype != "f32":
+        refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"out: {spelled(out.dtype)}; float32")
+    batch, head, row = out.strides[:3]
+    problem = raw.cuflash_problem_t.new(**extents._asdict(), head_dim=q.shape[3], q=tensor(q), k=tensor(k),
+                                        **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
+    return problem, raw.cuflash_weights_t.new(
+        weights=out.pointer, batch_stride=batch, head_stride=head, row_stride=row, num_rows=num_rows,
+        rows=None if rows is None else integers(rows, num_rows))
+
+
+def gradients(q: View, k: View, v: View, o: View, lse: View, layout: str, d_o: View, dq: View, dk: View, dv: View, *,
+              d_lse: View | None = None, delta: View | None = None, delta_given: bool = False,
+              bias: View | None = None, d_bias: View | None = None, sinks: View | None = None,
+              d_sinks: View | None = None, accumulate: bool = False) -> raw.cuflash_gradients_t:
+    for view, model in ((d_o, o), (dq, q), (dk, k), (dv, v)):
         check_shape(view, model.shape, layout)
-    return raw.cuflash_gradients_t.new(d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv))
+    further = {name: strided_as(view, model) for name, view, model in (
+        ("dlse", d_lse, lse), ("delta", delta, lse), ("dbias", d_bias, bias), ("dsinks", d_sinks, sinks))
+        if view is not None}
+    return raw.cuflash_gradients_t.new(
+        flags=(raw.CUFLASH_GRADIENTS_DELTA_GIVEN if delta_given else 0)
+        | (raw.CUFLASH_GRADIENTS_ACCUMULATE if accumulate else 0),
+        d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv), **further)
 
 
 def decode(q: View, k: View, v: View, o: View, lse: View | None, lengths: View | None, layout: str,
-           **fields: Any) -> tuple[raw.cuflash_problem_t, raw.cuflash_kv_cache_t]:
+           extents: Extents, **fields: Any) -> tuple[raw.cuflash_problem_t, raw.cuflash_kv_cache_t]:
     """The problem and the cache, whose entries may be more than the sequences."""
-    batch, heads_q, len_q, head_dim = q.shape
+    head_dim = q.shape[3]
     check_shape(k, ("entries", "Hkv", "max_len", head_dim), layout)
-    check_shape(v, k.shape, layout)
-    check_shape(o, q.shape, layout)
+    check_shape(v, (*k.shape[:3], "Dv"), layout)
+    check_shape(o, (*q.shape[:3], v.shape[3]), layout)
     problem = raw.cuflash_problem_t.new(
-        batch=batch, heads_q=heads_q, heads_kv=k.shape[1], len_q=len_q, head_dim=head_dim,
-        q=tensor(q), o=tensor(o), **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
+        **extents._replace(len_k=0)._asdict(), head_dim=head_dim, head_dim_v=v.shape[3], q=tensor(q), o=tensor(o),
+        **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
     cache = raw.cuflash_kv_cache_t.new(
         k=tensor(k), v=tensor(v), max_len=k.shape[2], num_pages=k.shape[0],
-        lengths=None if lengths is None else integers(lengths, batch))
+        lengths=None if lengths is None else integers(lengths, extents.batch))
     return problem, cache
 
 

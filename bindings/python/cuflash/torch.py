@@ -3,35 +3,47 @@
     from cuflash import torch as cuflash_torch
     o = cuflash_torch.attention(q, k, v, causal=True)
 
-The operators torch.ops.cuflash.attention_forward, attention_backward and decode are made with
-torch.library alone: no extension is compiled, and one package serves every PyTorch. CUDA calls are
-enqueued on torch's current stream. Under torch.use_deterministic_algorithms(True) results are
-bitwise equal from run to run.
+The operators torch.ops.cuflash.attention_forward, attention_backward and decode, and the first two with
+the prefix general_ for all options, are made with torch.library alone: no extension is compiled, and
+one package serves every PyTorch. CUDA calls are enqueued on torch's current stream. Under
+torch.use_deterministic_algorithms(True) results are bitwise equal from run to run.
 """
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
+from . import _attention as _arrays_layer
 from . import _problem
 from . import _raw as raw
-from ._arrays import Arrays
-from ._errors import check
+from ._arrays import Arrays, View
+from ._errors import check, integer
 from ._handle import handle_of
 
-__all__ = ["attention", "decode"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["attention", "attention_varlen", "decode"]
 
 _OPTIONS = ("bool causal=False, float? scale=None, int? window_left=None, int? window_right=None, "
             'str align="bottom-right", int? offset=None')
+# First those with gradients, then the slopes, whose gradient is refused, then integers.
+_TENSOR_OPTIONS = ("bias", "sinks", "alibi_slopes", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
+                   "seqused_k", "leftpad_k")
+_GENERAL_OPTIONS = (", ".join(f"Tensor? {name}=None" for name in _TENSOR_OPTIONS)
+                    + ", SymInt max_len_q=0, SymInt max_len_k=0, float softcap=0.0, float dropout_p=0.0, " + _OPTIONS)
 _SCHEMAS = (
     f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     "attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? lengths=None, int num_splits=0, "
     f"{_OPTIONS}) -> (Tensor, Tensor)",
+    f"general_attention_forward(Tensor q, Tensor k, Tensor v, {_GENERAL_OPTIONS}) -> (Tensor, Tensor)",
+    "general_attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool with_d_bias, "
+    f"bool with_d_sinks, {_GENERAL_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 # A compiler may not hand over other strides than the program has: the channels must stay contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag,
@@ -43,24 +55,48 @@ for _schema in _SCHEMAS:
 _attention_forward = torch.ops.cuflash.attention_forward.default
 _attention_backward = torch.ops.cuflash.attention_backward.default
 _decode = torch.ops.cuflash.decode.default
+_general_forward = torch.ops.cuflash.general_attention_forward.default
+_general_backward = torch.ops.cuflash.general_attention_backward.default
+_GENERAL_NAMES = [argument.name for argument in _general_forward._schema.arguments][3:]
 
 
 # ---- what a user calls --------------------------------------------------------------------------------
 
 
+class Options(TypedDict, total=False):
+    """Beside those of every call; cuflash.attention() documents them. With any of them Python's part of a
+    call is about 140 us, not 15."""
+
+    softcap: float
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    dropout_p: float
+    dropout_seed: int | Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+    leftpad_k: Tensor | None
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,
               window: tuple[int | None, int | None] | None = None, align: str | int = "bottom-right",
-              return_lse: bool = False, layout: str = "bhsd") -> Any:
-    """As cuflash.attention(), on tensors of one device, with gradients for q, k and v.
+              return_lse: bool = False, layout: str = "bhsd", **options: Unpack[Options]) -> Any:
+    """As cuflash.attention(), on tensors of one device, with gradients for q, k, v, bias and sinks.
 
-    q: [B, Hq, S, D]; k, v: [B, Hkv, Sk, D]; with layout="bshd" [B, S, H, D]; float32, float16 or
-    bfloat16, any strides with contiguous channels. The result lies in memory in q's order of
-    dimensions. return_lse: (o, lse), lse float32 [B, Hq, S]; no gradient flows through lse."""
+    q: [B, Hq, S, D]; k: [B, Hkv, Sk, D], v: [B, Hkv, Sk, Dv]; with layout="bshd" [B, S, H, D]; float32,
+    float16 or bfloat16, any strides with contiguous channels. The result lies in memory in q's order of
+    dimensions. return_lse: (o, lse), lse float32 [B, Hq, S]; no gradient flows through lse.
+
+    dropout_seed: an integer of 64 bits, or an int64 tensor of one element on the device; None draws one from
+    torch's generator. Of rows that are not in use (seqused_q, seqused_k, leftpad_k) results and
+    gradients are 0."""
     if layout != "bhsd":
         _problem.check_layout(layout)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     arguments = (q, k, v, *_arguments(causal, scale, window, align))
-    if _is_compiling():
+    if options:
+        o, lse = _general_forward(q, k, v, **_general(q, causal, scale, window, align, **options))
+    elif _is_compiling():
         o, lse = _attention_forward(*arguments)
     elif _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         o, lse = _Attention.apply(*arguments)
@@ -69,6 +105,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: f
             o, lse = _attention_forward(*arguments)
     if layout != "bhsd":
         o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, max_len_q: int,
+                     max_len_k: int, causal: bool = False, scale: float | None = None,
+                     window: tuple[int | None, int | None] | None = None, align: str | int = "bottom-right",
+                     return_lse: bool = False, **options: Unpack[Options]) -> Any:
+    """attention() of sequences packed one after the other, as cuflash.attention_varlen().
+
+    q: [total_q, Hq, D]; k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]; cu_seqlens_q, cu_seqlens_k: int32 [B + 1] on
+    the same device; lse [Hq, total_q]. Results and gradients of rows of no sequence are 0."""
+    o, lse = _general_forward(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_len_q=max_len_q,
+                              max_len_k=max_len_k, **_general(q, causal, scale, window, align, **options))
     return (o, lse) if return_lse else o
 
 
@@ -100,6 +149,27 @@ def _arguments(causal: bool, scale: float | None, window: tuple | None, align: s
     if isinstance(align, str):
         return causal, scale, left, right, align
     return causal, scale, left, right, "bottom-right", align
+
+
+def _general(q: Tensor, causal: bool, scale: float | None, window: tuple | None, align: str | int, *,
+             softcap: float = 0.0, alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+             sinks: Tensor | None = None, dropout_p: float = 0.0, dropout_seed: int | Tensor | None = None,
+             seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+             leftpad_k: Tensor | None = None) -> dict[str, Any]:
+    """The options of a general operator, by the names in its schema."""
+    if dropout_p == 0:
+        dropout_seed = None
+    elif dropout_seed is None:  # drawn on the device: nothing waits, and graphs and compilers take it
+        dropout_seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=q.device)
+    elif isinstance(dropout_seed, int):
+        integer("dropout_seed", dropout_seed)
+        dropout_seed = torch.full((1,), dropout_seed, dtype=torch.int64, device=q.device)
+    left, right = (None, None) if window is None else window
+    offset = None if isinstance(align, str) else align
+    return {"bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout_seed": dropout_seed,
+            "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k, "softcap": softcap,
+            "dropout_p": dropout_p, "causal": causal, "scale": scale, "window_left": left, "window_right": right,
+            "align": align if offset is None else "bottom-right", "offset": offset}
 
 
 _is_compiling = torch.compiler.is_compiling
@@ -166,10 +236,16 @@ def _views(**tensors: Tensor | None) -> list:
             for name in tensors]
 
 
-def _fields(batch: int, causal, scale, window_left, window_right, align, offset) -> dict[str, Any]:
+def _masked_by(causal, scale, window_left, window_right, align, offset) -> _problem.Options:
+    """The options of the schemas as those of calls on arrays."""
     window = None if window_left is None and window_right is None else (window_left, window_right)
-    return _problem.options(causal, scale, window, align if offset is None else offset, None,
-                            _is_deterministic(), False, batch)
+    return {"causal": causal, "scale": scale, "window": window, "align": align if offset is None else offset,
+            "deterministic": _is_deterministic()}
+
+
+def _fields(q: View, k: View, *options) -> dict[str, Any]:
+    extents = _problem.extents(q, k)
+    return {"extents": extents, **_problem.options(extents, **_masked_by(*options))}
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -178,9 +254,17 @@ def _like(tensor: Tensor) -> Tensor:
     return result if result.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
 
-def _maker_of(tensor: Tensor) -> Any:
-    """_like() for tensors of these strides, without asking each time which way it goes."""
-    return _empty_like if _empty_like(tensor).stride(-1) == 1 else _like
+def _result_like(q: Tensor, v: Tensor) -> Tensor:
+    """_like(q) with the channels of v."""
+    return _like(q if q.shape[-1] == v.shape[-1] else q[..., :1].expand(*q.shape[:-1], v.shape[-1]))
+
+
+def _maker_of(q: Tensor, v: Tensor) -> Any:
+    """_result_like() for tensors of these strides, without asking each time which way it goes."""
+    if q.shape[-1] != v.shape[-1]:
+        model = v.new_empty(1).expand(1, v.shape[-1])  # v itself would stay alive with the plan
+        return lambda q: _result_like(q, model)
+    return _empty_like if _empty_like(q).stride(-1) == 1 else _like
 
 
 def _row_stats(q: Tensor) -> Tensor:
@@ -202,10 +286,11 @@ def _run_forward(q, k, v, causal=False, scale=None, window_left=None, window_rig
     plan = _plans.get(key)
     if plan is None:
         lse = _row_stats(q)
-        problem = _problem.attention(*_views(q=q, k=k, v=v, o=_like(q), lse=lse), "bhsd", **_fields(
-            q.shape[0], causal, scale, window_left, window_right, align, offset))
+        views = _views(q=q, k=k, v=v, o=_result_like(q, v), lse=lse)
+        problem = _problem.attention(*views, "bhsd", **_fields(
+            *views[:2], causal, scale, window_left, window_right, align, offset))
         plan = _plans.add(key, (handle_of(device), problem, problem.q, problem.k, problem.v, problem.o,
-                                _maker_of(q), _model_of(lse)))
+                                _maker_of(q, v), _model_of(lse)))
     handle, problem, q_struct, k_struct, v_struct, o_struct, like, lse = plan
     o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -231,9 +316,10 @@ def _run_backward(d_o, q, k, v, o, lse, causal=False, scale=None, window_left=No
     if plan is None:
         q_view, k_view, v_view, o_view, lse_view, *others = _views(
             q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dq=dq, dk=dk, dv=dv)
-        problem = _problem.attention(q_view, k_view, v_view, o_view, lse_view, "bhsd", **_fields(
-            q.shape[0], causal, scale, window_left, window_right, align, offset))
-        gradients = _problem.gradients(q_view, k_view, *others, "bhsd")
+        views = (q_view, k_view, v_view, o_view, lse_view, "bhsd")
+        problem = _problem.attention(*views, **_fields(
+            q_view, k_view, causal, scale, window_left, window_right, align, offset))
+        gradients = _problem.gradients(*views, *others)
         plan = _plans.add(key, (handle_of(device), problem, gradients))
     handle, problem, gradients = plan
     problem.q.data, problem.k.data, problem.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -254,11 +340,12 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
     plan = _plans.get(key)
     if plan is None:
         lse = _row_stats(q)
-        views = _views(q=q, k_cache=k_cache, v_cache=v_cache, o=_like(q), lse=lse, lengths=lengths)
+        views = _views(q=q, k_cache=k_cache, v_cache=v_cache, o=_result_like(q, v_cache), lse=lse,
+                       lengths=lengths)
         problem, cache = _problem.decode(*views, "bhsd", num_splits=num_splits, **_fields(
-            q.shape[0], causal, scale, window_left, window_right, align, offset))
+            *views[:2], causal, scale, window_left, window_right, align, offset))
         plan = _plans.add(key, (handle_of(device), problem, cache, problem.q, problem.o, cache.k, cache.v,
-                                _maker_of(q), _model_of(lse)))
+                                _maker_of(q, v_cache), _model_of(lse)))
     handle, problem, cache, q_struct, o_struct, k_struct, v_struct, like, lse = plan
     o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
@@ -271,12 +358,78 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
     return o, lse
 
 
+# The general operators build their structs anew in each call, by the layer for arrays.
+
+
+def _by_name(options: tuple) -> tuple[bool, dict[str, Any]]:
+    """Whether rows may be left out, and the options as those of calls on arrays, without tensors not given."""
+    named = dict(zip(_GENERAL_NAMES, options))
+    mask = {name: named.pop(name, default) for name, default in (
+        ("causal", False), ("scale", None), ("window_left", None), ("window_right", None),
+        ("align", "bottom-right"), ("offset", None))}
+    given = {name: value for name, value in named.items() if value is not None}
+    if "cu_seqlens_q" not in given:
+        for name in ("max_len_q", "max_len_k"):
+            given.pop(name, None)
+    ragged = any(name in given for name in ("cu_seqlens_q", "seqused_q", "seqused_k", "leftpad_k"))
+    return ragged, {**given, **_masked_by(**mask)}
+
+
+def _call(ragged: bool, results: tuple[Tensor, ...], operation, *arguments, **options) -> None:
+    """With gradients off, so that the layer for arrays takes the tensors. It leaves rows of no sequence as they
+    are; here those are 0, or what lies there would reach the gradients of weights."""
+    with torch.no_grad():
+        if ragged:
+            for result in results:
+                result.zero_()
+        operation(*arguments, **options)
+
+
+def _new_results(q, k, v, *options):
+    """o and lse of a general operator, also for compilers."""
+    packed = dict(zip(_GENERAL_NAMES, options)).get("cu_seqlens_q") is not None
+    rank, letters = (3, "T, H, D") if packed else (4, "B, H, S, D")
+    torch._check_value(q.dim() == rank, lambda: f"q: {q.dim()} dimensions; {rank}: [{letters}]")
+    shape = (q.shape[1], q.shape[0]) if packed else q.shape[:3]
+    return _result_like(q, v), q.new_empty(shape, dtype=torch.float32)
+
+
+def _new_gradients(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *options):
+    """dq, dk, dv, d_bias and d_sinks, also for compilers; the last two empty where they are not asked for."""
+    bias, sinks = (dict(zip(_GENERAL_NAMES, options)).get(name) for name in ("bias", "sinks"))
+    return (_like(q), _like(k), _like(v), bias.new_empty(bias.shape) if with_d_bias else q.new_empty(0),
+            sinks.new_empty(sinks.shape) if with_d_sinks else q.new_empty(0))
+
+
+def _run_general_forward(q, k, v, *options):
+    ragged, named = _by_name(options)
+    o, lse = results = _new_results(q, k, v, *options)
+    operation = _arrays_layer.attention_varlen if "cu_seqlens_q" in named else _arrays_layer.attention
+    _call(ragged, results, operation, q, k, v, **named, out=o, lse=lse)
+    return results
+
+
+def _run_general_backward(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *options):
+    ragged, named = _by_name(options)
+    if d_o.stride(-1) != 1:
+        d_o = d_o.contiguous()
+    if with_d_bias:
+        named["bias"] = named["bias"].contiguous()
+    results = _new_gradients(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *options)
+    dq, dk, dv, d_bias, d_sinks = results
+    operation = (_arrays_layer.attention_varlen_backward if "cu_seqlens_q" in named
+                 else _arrays_layer.attention_backward)
+    _call(ragged, results, operation, d_o, q, k, v, o, lse, **named, return_d_bias=with_d_bias,
+          return_d_sinks=with_d_sinks, out=(dq, dk, dv, *[d_bias] * with_d_bias, *[d_sinks] * with_d_sinks))
+    return results
+
+
 # ---- what torch.compile and autograd ask ----------------------------------------------------------------
 
 
 def _fake_forward(q, k, v, *_):
     torch._check(q.dim() == 4, lambda: f"q: {q.dim()} dimensions; 4: [B, H, S, D]")
-    return _like(q), _row_stats(q)
+    return _result_like(q, v), _row_stats(q)
 
 
 def _fake_backward(d_o, q, k, v, *_):
@@ -299,6 +452,26 @@ def _differentiate(ctx, d_o, _):
     return (*gradients, *[None] * len(ctx.options))
 
 
+def _save_general(ctx, inputs, output) -> None:
+    q, k, v, *options = inputs
+    split = len(_TENSOR_OPTIONS)
+    ctx.save_for_backward(q, k, v, *output, *options[:split])
+    ctx.options = options[split:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate_general(ctx, d_o, _):
+    q, k, v, o, lse, *tensors = ctx.saved_tensors
+    # It ends with the last argument that the call had.
+    with_d_bias, with_d_sinks, with_d_slopes = (*ctx.needs_input_grad[3:6], False, False, False)[:3]
+    if with_d_slopes:
+        raise NotImplementedError("alibi_slopes: they have no gradient")
+    dq, dk, dv, d_bias, d_sinks = _general_backward(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *tensors,
+                                                    *ctx.options)
+    return (dq, dk, dv, d_bias if with_d_bias else None, d_sinks if with_d_sinks else None,
+            *[None] * (len(_GENERAL_NAMES) - 2))
+
+
 def _has_no_gradient(operator: str):
     """Without a formula the gradient would be left out with no more than a warning."""
 
@@ -312,6 +485,9 @@ for _name, _kernel, _fake, _backward, _setup in (
     ("attention_forward", _run_forward, _fake_forward, _differentiate, _save_for_backward),
     ("attention_backward", _run_backward, _fake_backward, _has_no_gradient("attention_backward"), None),
     ("decode", _run_decode, _fake_forward, _has_no_gradient("decode"), None),
+    ("general_attention_forward", _run_general_forward, _new_results, _differentiate_general, _save_general),
+    ("general_attention_backward", _run_general_backward, _new_gradients,
+     _has_no_gradient("general_attention_backward"), None),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
