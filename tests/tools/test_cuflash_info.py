@@ -235,7 +235,7 @@ BAD = [
     (["--explain", "forward bf16 S10 D64 window 3,"], ["no 64-bit integer"]),
     (["--explain", ""], ["operation is missing"]),
     # What the library refuses, in its words.
-    (["--explain", "forward bf16 S10 D300"], ["CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM", "300"]),
+    (["--explain", "forward bf16 S10 D577"], ["CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM", "577"]),
     (["--explain", "forward bf16 S10 D64 B-1"], ["problem.batch", "-1"]),
     (["--explain", "forward bf16 H3 Hkv2 S10 D64"], ["CUFLASH_ERROR_DIMENSION_MISMATCH"]),
     (["--explain", "forward bf16 S10 D64 window -5,0"], ["window_left", "-5"]),
