@@ -1,5 +1,5 @@
-# Attention in a sliding window with grouped heads, its gradients by strides, and one token more over a
-# cache; checked against plain Julia.
+# Attention in a sliding window with grouped heads, its gradients, by strides, of packed sequences, and one
+# token more over a cache; checked against plain Julia.
 #
 #     julia --project=bindings/julia/CUFlash.jl bindings/julia/CUFlash.jl/examples/attention.jl
 #
@@ -27,6 +27,13 @@ tokens = PermutedDimsArray(reshape(packed, 64, 6, 100, 1), (1, 3, 2, 4))    # (D
 from_tokens, _ = attention(tokens, k, v; causal = true)
 # [strides]
 
+# [packed]
+# The same tokens as two sequences, one after the other: none sees a token of the other one.
+first_tokens = Int32[0, 40, 100]
+of_two, _ = attention_varlen(packed, packed, packed, first_tokens, first_tokens;
+                             max_len_q = 60, max_len_k = 60, causal = true)    # (D, head, token)
+# [packed]
+
 # [decode]
 # The newest token over a cache with room for 128, of which 100 are there.
 cache_k, cache_v = zeros(Float32, 64, 128, 2, 1), zeros(Float32, 64, 128, 2, 1)
@@ -37,17 +44,19 @@ newest, _ = decode(view(q, :, 100:100, :, :), cache_k, cache_v; lengths = Int32[
 
 "One row with a loop over the keys that it sees."
 function expected(q, k, v, row, head, keys)
-    weights = [exp(sum(q[:, row, head, 1] .* k[:, j, cld(head, 3), 1]) / 8) for j in keys]
-    return sum(weights[n] * v[:, j, cld(head, 3), 1] for (n, j) in enumerate(keys)) / sum(weights)
+    head_kv = cld(head * size(k, 3), size(q, 3))
+    weights = [exp(sum(q[:, row, head, 1] .* k[:, j, head_kv, 1]) / 8) for j in keys]
+    return sum(weights[n] * v[:, j, head_kv, 1] for (n, j) in enumerate(keys)) / sum(weights)
 end
 
 worst = maximum(
-    maximum(abs.(got - expected(queries, k, v, row, head, keys)))
+    maximum(abs.(got - expected(inputs..., row, head, keys)))
     for head in 1:6, row in (1, 50, 100)
-    for (got, queries, keys) in (
-        (o[:, row, head, 1], q, max(1, row - 15):row),
-        (from_tokens[:, row, head, 1], tokens, 1:row),
-        (newest[:, 1, head, 1], view(q, :, fill(100, 100), :, :), 1:100),
+    for (got, inputs, keys) in (
+        (o[:, row, head, 1], (q, k, v), max(1, row - 15):row),
+        (from_tokens[:, row, head, 1], (tokens, k, v), 1:row),
+        (of_two[:, head, row], (tokens, tokens, tokens), (row > 40 ? 41 : 1):row),
+        (newest[:, 1, head, 1], (view(q, :, fill(100, 100), :, :), k, v), 1:100),
     )
 )
 

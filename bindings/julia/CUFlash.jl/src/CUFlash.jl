@@ -17,6 +17,8 @@ module CUFlash
 using Libdl
 
 export attention, attention!, attention_backward, attention_backward!
+export attention_varlen, attention_varlen!, attention_varlen_backward, attention_varlen_backward!
+export attention_weights, attention_weights!
 export decode, decode!, merge_states, merge_states!
 
 include("library.jl")

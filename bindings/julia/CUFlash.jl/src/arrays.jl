@@ -48,17 +48,50 @@ address(array, ::Val{:cpu}) = Ptr{Cvoid}(pointer(array))
 "The stream of calls on arrays of a place."
 stream(::Val{:cpu}) = C_NULL
 
+"""
+Packed rows as a tensor with a batch of 1: (D, H, T) as (D, T, H, 1), (T, H) as (T, H, 1).
+"""
+struct Packed{T, N, A <: AbstractArray{T}} <: AbstractArray{T, N}
+    array::A
+    size::NTuple{N, Int}
+    strides::NTuple{N, Int}
+end
+function Packed(name, x::AbstractArray{T, 3}) where {T}
+    return Packed{T, 4, typeof(x)}(x, (size(x, 1), size(x, 3), size(x, 2), 1),
+                                   (stride(x, 1), stride(x, 3), stride(x, 2), 0))
+end
+Packed(name, x) = check_axes(name, x, "(D, H, T)")
+
+"Likewise of a value for each row, (T, H)."
+packed_rows(name, ::Nothing) = nothing
+function packed_rows(name, x::AbstractArray{T}) where {T}
+    check_axes(name, x, "(T, H)")
+    # The stride of the batch is never used, but 0 would be refused.
+    return Packed{T, 3, typeof(x)}(x, (size(x)..., 1), (strides(x)..., 1))
+end
+
+Base.size(x::Packed) = x.size
+Base.strides(x::Packed) = x.strides
+Base.stride(x::Packed, axis::Integer) = x.strides[axis]
+Base.parent(x::Packed) = x.array
+address(x::Packed) = address(x.array)
+
 "An array (D, S, H, B) as the library's tensor."
-function tensor(name, array::AbstractArray{T}) where {T}
+function tensor(name, array::AbstractArray)
     channels = size(array, 1) > 1 ? stride(array, 1) : 1
     channels == 1 ||
         throw(ArgumentError("$name: a stride of $channels along the channels; only 1"))
-    code = dtype(T)
-    code === nothing &&
-        throw(ArgumentError("$name: $T; Float32, Float16 or CUFlash.BFloat16"))
     return Raw.cuflash_tensor_t(data = address(array), batch_stride = stride(array, 4),
                                 head_stride = stride(array, 3), row_stride = stride(array, 2),
-                                dtype = code)
+                                dtype = float_code(name, array))
+end
+
+"The dtype of an array to compute with."
+function float_code(name, array)
+    code = dtype(eltype(array))
+    code === nothing &&
+        throw(ArgumentError("$name: $(eltype(array)); Float32, Float16 or CUFlash.BFloat16"))
+    return code
 end
 
 "The strides of values for rows, (S, H, B) of an array, where three zeros would mean a dense one."
@@ -75,6 +108,19 @@ function check_axes(name, array, axes)
         throw(DimensionMismatch("$name: $(ndims(array)) axes; $axes"))
     return nothing
 end
+
+"Of an array whose extents, but the first, may be 1 or left out; the first is contiguous."
+function check_repeating(name, array, wanted)
+    sizes = ntuple(axis -> size(array, axis), length(wanted))
+    fits = ndims(array) <= length(wanted) && first(sizes) == first(wanted) &&
+           all(sizes[axis] in (1, wanted[axis]) for axis in 2:length(wanted))
+    fits || throw(DimensionMismatch("$name: size $(size(array)); the other arguments need $wanted"))
+    first(sizes) > 1 && stride(array, 1) != 1 && throw(ArgumentError("$name: not contiguous"))
+    return nothing
+end
+
+"The stride along an axis, 0 where one entry stands for all."
+repeating_stride(array, axis) = size(array, axis) == 1 ? 0 : stride(array, axis)
 
 function check_size(name, array, wanted)
     size(array) == wanted && return nothing

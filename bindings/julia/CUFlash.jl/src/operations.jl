@@ -1,84 +1,228 @@
 """
-    attention!(o, q, k, v; lse = nothing, keywords...) -> o
+    attention!(o, q, k, v; lse = nothing, accumulate = false, keywords...) -> o
 
-Writes the attention of queries `q`, (D, Sq, Hq, B), over keys and values `k` and `v`, (D, Sk, Hkv, B), into
-`o`, of the size of `q`. Query head `h` (from 0) reads head `h ÷ (Hq ÷ Hkv)`. `lse`, (Sq, Hq, B) in
-Float32, gets the natural logarithm of each row's sum of exponentials. Any strides will do as long as
-the channels, the first axis, are contiguous.
+Writes the attention of queries `q`, (D, Sq, Hq, B), over keys `k`, (D, Sk, Hkv, B), and values `v`,
+(Dv, Sk, Hkv, B), into `o`, (Dv, Sq, Hq, B), of the type of `q` or in Float32. Query head `h` (from 0) reads
+head `h ÷ (Hq ÷ Hkv)`. `lse`, (Sq, Hq, B) in Float32, gets the natural logarithm of each row's sum of
+exponentials. Any strides will do as long as the channels, the first axis, are contiguous. `accumulate` folds
+into the `o`, Float32, and `lse` that are there, as [`merge_states!`](@ref).
 
 $KEYWORDS
 """
-function attention!(o, q, k, v; lse = nothing, keywords...)
-    with_options((q, k, v, o, lse), q; keywords...) do handle, fields, stream
+function attention!(o, q, k, v; lse = nothing, accumulate = false, keywords...)
+    forward!(o, lse, q, k, v, padded_sequences(q, k), accumulate; keywords...)
+    return o
+end
+
+function forward!(o, lse, q, k, v, sequences, accumulate; keywords...)
+    flags = accumulate ? UInt32(Raw.CUFLASH_PROBLEM_ACCUMULATE) : UInt32(0)
+    with_options((q, k, v, o, lse), q, sequences, flags; keywords...) do handle, fields, stream
         check(Raw.cuflash_attention_forward(
-            handle, problem(fields, key_fields(q, k, v), output_fields(q, o, lse)), stream))
+            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, v, o, lse)),
+            stream))
     end
+end
+
+"""
+    attention(q, k, v; out_type = eltype(q), keywords...) -> o, lse
+
+As [`attention!`](@ref), into new arrays, `o` of `out_type`, which may be Float32.
+"""
+function attention(q, k, v; out_type = eltype(q), keywords...)
+    sequences = padded_sequences(q, k)
+    o, lse = like(q, (size(v, 1), size(q)[2:4]...), out_type), rows_like(q)
+    forward!(o, lse, q, k, v, sequences, false; keywords...)
+    return o, lse
+end
+
+"""
+    attention_varlen!(o, q, k, v, cu_seqlens_q, cu_seqlens_k; max_len_q, max_len_k, keywords...) -> o
+
+[`attention!`](@ref) of sequences of any lengths, packed one after the other: `q` is (D, Hq, total), `k` and `v`
+are (D, Hkv, total) of their own total, `o` is (Dv, Hq, total) and `lse` (total, Hq). Sequence b has the rows
+after `cu_seqlens[b]` up to `cu_seqlens[b + 1]`, vectors of `Int32` with one element more than there are
+sequences; it may have none. `max_len_q` and `max_len_k` are the longest lengths: what is longer is cut, and they
+are the `Sq` and `Sk` of a bias. Rows of no sequence are not written.
+"""
+function attention_varlen!(o, q, k, v, cu_seqlens_q, cu_seqlens_k; max_len_q, max_len_k,
+                           lse = nothing, accumulate = false, keywords...)
+    sequences = packed_sequences(cu_seqlens_q, cu_seqlens_k, max_len_q, max_len_k)
+    forward!(Packed("o", o), packed_rows("lse", lse), Packed("q", q), Packed("k", k), Packed("v", v),
+             sequences, accumulate; keywords...)
     return o
 end
 
 """
-    attention(q, k, v; keywords...) -> o, lse
+    attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k; max_len_q, max_len_k, keywords...) -> o, lse
 
-As [`attention!`](@ref), into new arrays.
+As [`attention_varlen!`](@ref), into new arrays; rows of no sequence are 0.
 """
-function attention(q, k, v; keywords...)
-    o, lse = like(q), rows_like(q)
-    attention!(o, q, k, v; lse = lse, keywords...)
+function attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k; max_len_q, max_len_k,
+                          out_type = eltype(q), keywords...)
+    check_axes("q", q, "(D, H, T)")
+    o = like(q, (size(v, 1), size(q, 2), size(q, 3)), out_type)
+    lse = similar(q, Float32, (size(q, 3), size(q, 2)))
+    fill!(o, zero(out_type))
+    fill!(lse, -Inf32)
+    sequences = packed_sequences(cu_seqlens_q, cu_seqlens_k, max_len_q, max_len_k)
+    forward!(Packed("o", o), packed_rows("lse", lse), Packed("q", q), Packed("k", k), Packed("v", v),
+             sequences, false; keywords...)
     return o, lse
 end
 
 """
     attention_backward!(dq, dk, dv, d_o, q, k, v, o, lse; keywords...) -> dq, dk, dv
 
-Writes the gradients of `q`, `k` and `v` from `d_o`, the gradient of `o`, and from what the forward pass
-wrote, with its keywords.
+Writes the gradients of `q`, `k` and `v`, of their type or in Float32, from `d_o`, the gradient of `o`, and from
+what the forward pass wrote, with its keywords. Further ones:
+
+- `d_lse`: the gradient of `lse`.
+- `delta`: gets each row's sum of `o .* d_o`. `known_delta`: has it; the values of `o` are then not read.
+- `d_bias`, `d_sinks`: get these gradients, summed where the bias repeats.
+- `accumulate = false`: adds to `dq`, `dk` and `dv`, which are Float32.
+
+`d_lse`, `delta` and `known_delta` have the size and strides of `lse`, `d_bias` and `d_sinks` those of `bias` and
+`sinks`, and their type.
 """
-function attention_backward!(dq, dk, dv, d_o, q, k, v, o, lse; keywords...)
-    for (name, array, wanted) in (("d_o", d_o, q), ("dq", dq, q), ("dk", dk, k), ("dv", dv, v))
+function attention_backward!(dq, dk, dv, d_o, q, k, v, o, lse; accumulate = false, keywords...)
+    backward!(dq, dk, dv, d_o, q, k, v, o, lse, padded_sequences(q, k), accumulate; keywords...)
+    return dq, dk, dv
+end
+
+function backward!(dq, dk, dv, d_o, q, k, v, o, lse, sequences, accumulate; d_lse = nothing,
+                   delta = nothing, known_delta = nothing, bias = nothing, d_bias = nothing,
+                   sinks = nothing, d_sinks = nothing, keywords...)
+    for (name, array, wanted) in (("d_o", d_o, o), ("dq", dq, q), ("dk", dk, k), ("dv", dv, v))
         check_size(name, array, size(wanted))
     end
-    with_options((q, k, v, o, lse, d_o, dq, dk, dv), q; keywords...) do handle, fields, stream
+    arrays = (q, k, v, o, lse, d_o, dq, dk, dv, d_lse, delta, known_delta, d_bias, d_sinks)
+    with_options(arrays, q, sequences; bias = bias, sinks = sinks, keywords...) do handle, fields, stream
+        further = further_fields(lse, d_lse, delta, known_delta, bias, d_bias, sinks, d_sinks)
+        accumulate && (further = merge(further, (flags = further.flags | Raw.CUFLASH_GRADIENTS_ACCUMULATE,)))
+        gradients = Raw.cuflash_gradients_t(; further..., d_o = tensor("d_o", d_o), dq = tensor("dq", dq),
+                                            dk = tensor("dk", dk), dv = tensor("dv", dv))
         check(Raw.cuflash_attention_backward(
-            handle, problem(fields, key_fields(q, k, v), output_fields(q, o, lse)),
-            gradients(d_o, dq, dk, dv), stream))
+            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, v, o, lse)),
+            Ref(gradients), stream))
     end
+end
+
+"""
+    attention_backward(d_o, q, k, v, o, lse; out_type = eltype(q), keywords...) -> dq, dk, dv
+
+As [`attention_backward!`](@ref), into new arrays of `out_type`, which may be Float32.
+"""
+function attention_backward(d_o, q, k, v, o, lse; out_type = eltype(q), keywords...)
+    dq, dk, dv = map(x -> like(x, size(x), out_type), (q, k, v))
+    backward!(dq, dk, dv, d_o, q, k, v, o, lse, padded_sequences(q, k), false; keywords...)
     return dq, dk, dv
 end
 
 """
-    attention_backward(d_o, q, k, v, o, lse; keywords...) -> dq, dk, dv
+    attention_varlen_backward!(dq, dk, dv, d_o, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k; max_len_q,
+                               max_len_k, keywords...) -> dq, dk, dv
 
-As [`attention_backward!`](@ref), into new arrays.
+[`attention_backward!`](@ref) of [`attention_varlen!`](@ref).
 """
-attention_backward(d_o, q, k, v, o, lse; keywords...) =
-    attention_backward!(like(q), like(k), like(v), d_o, q, k, v, o, lse; keywords...)
-
-"""
-    decode!(o, q, k, v; lengths = nothing, lse = nothing, num_splits = 0, keywords...) -> o
-
-Attention of new tokens `q`, (D, Sq, Hq, B), over a cache `k` and `v`, (D, slots, Hkv, entries), entry b for
-sequence b. `lengths`, a vector of `Int32`, tells how many slots of each are valid: with the default
-alignment the last row of `q` sits at the last of them. `num_splits` forces parts along the keys.
-
-$KEYWORDS
-"""
-function decode!(o, q, k, v; lengths = nothing, lse = nothing, keywords...)
-    with_options((q, k, v, o, lse, lengths), q; keywords...) do handle, fields, stream
-        check(Raw.cuflash_attention_decode(
-            handle, problem(fields, (heads_kv = size(k, 3),), output_fields(q, o, lse)),
-            cache(q, k, v, lengths), stream))
-    end
-    return o
+function attention_varlen_backward!(dq, dk, dv, d_o, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k; max_len_q,
+                                    max_len_k, accumulate = false, d_lse = nothing, delta = nothing,
+                                    known_delta = nothing, keywords...)
+    names = ("dq", "dk", "dv", "d_o", "q", "k", "v", "o")
+    sequences = packed_sequences(cu_seqlens_q, cu_seqlens_k, max_len_q, max_len_k)
+    backward!(map(Packed, names, (dq, dk, dv, d_o, q, k, v, o))..., packed_rows("lse", lse), sequences,
+              accumulate; d_lse = packed_rows("d_lse", d_lse), delta = packed_rows("delta", delta),
+              known_delta = packed_rows("known_delta", known_delta), keywords...)
+    return dq, dk, dv
 end
 
 """
-    decode(q, k, v; lengths = nothing, keywords...) -> o, lse
+    attention_varlen_backward(d_o, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k; max_len_q, max_len_k,
+                              out_type = eltype(q), keywords...) -> dq, dk, dv
 
-As [`decode!`](@ref), into new arrays.
+As [`attention_varlen_backward!`](@ref), into new arrays; rows of no sequence are 0.
 """
-function decode(q, k, v; keywords...)
-    o, lse = like(q), rows_like(q)
-    decode!(o, q, k, v; lse = lse, keywords...)
+function attention_varlen_backward(d_o, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k; out_type = eltype(q),
+                                   keywords...)
+    haskey(keywords, :accumulate) &&
+        throw(ArgumentError("accumulate: only with arrays to add to"))
+    gradients = map(x -> fill!(like(x, size(x), out_type), zero(out_type)), (q, k, v))
+    return attention_varlen_backward!(gradients..., d_o, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k;
+                                      keywords...)
+end
+
+"""
+    attention_weights!(weights, q, k, lse; rows = nothing, keywords...) -> weights
+
+Writes the probabilities, before dropout, of rows of each sequence from the `lse` that the forward pass wrote: for
+looking at, simple and slow. `weights` is (Sk, R, Hq, B) in Float32. `rows`, a vector of `Int32`, names the R rows,
+from 1; without it they are all. A row that a sequence does not have gets 0. Keywords as in the forward pass.
+"""
+function attention_weights!(weights, q, k, lse; rows = nothing, keywords...)
+    sequences = padded_sequences(q, k)
+    count = rows === nothing ? size(q, 2) : length(rows)
+    eltype(weights) === Float32 || throw(ArgumentError("weights: $(eltype(weights)); only Float32"))
+    check_size("weights", weights, (size(k, 2), count, size(q, 3), size(q, 4)))
+    rows === nothing || eltype(rows) === Int32 ||
+        throw(ArgumentError("rows: $(eltype(rows)); only Int32"))
+    from_0 = rows === nothing ? nothing : rows .- Int32(1)
+    with_options((q, k, lse, weights, from_0), q, sequences; keywords...) do handle, fields, stream
+        target = tensor("weights", weights)
+        raw = Raw.cuflash_weights_t(
+            weights = Ptr{Float32}(target.data), batch_stride = target.batch_stride,
+            head_stride = target.head_stride, row_stride = target.row_stride,
+            rows = sequence_values("rows", from_0, count), num_rows = count)
+        inputs = problem(fields, key_fields(q, k, k, sequences), lse_fields(q, lse))
+        count == 0 || check(Raw.cuflash_attention_weights(handle, inputs, Ref(raw), stream))  # 0 means all
+    end
+    return weights
+end
+
+"""
+    attention_weights(q, k, lse; rows = nothing, keywords...) -> weights
+
+As [`attention_weights!`](@ref), into a new array.
+"""
+function attention_weights(q, k, lse; rows = nothing, keywords...)
+    check_axes("q", q, "(D, S, H, B)")
+    count = rows === nothing ? size(q, 2) : length(rows)
+    weights = similar(q, Float32, (size(k, 2), count, size(q, 3), size(q, 4)))
+    return attention_weights!(weights, q, k, lse; rows = rows, keywords...)
+end
+
+"""
+    decode!(o, q, k, v; lengths = nothing, lse = nothing, num_splits = 0, accumulate = false, keywords...) -> o
+
+Attention of new tokens `q`, (D, Sq, Hq, B), over a cache `k`, (D, slots, Hkv, entries), and `v`, (Dv, slots, Hkv,
+entries), entry b for sequence b. `lengths`, a vector of `Int32`, tells how many slots of each are valid: with the
+default alignment the last row of `q` sits at the last of them; there is no `seqused_k`. `num_splits` forces parts
+along the keys. `o`, `lse` and `accumulate` are as in [`attention!`](@ref).
+
+$KEYWORDS
+"""
+function decode!(o, q, k, v; lengths = nothing, lse = nothing, accumulate = false, keywords...)
+    over_cache!(o, lse, q, k, v, lengths, accumulate; keywords...)
+    return o
+end
+
+function over_cache!(o, lse, q, k, v, lengths, accumulate; keywords...)
+    flags = accumulate ? UInt32(Raw.CUFLASH_PROBLEM_ACCUMULATE) : UInt32(0)
+    arrays = (q, k, v, o, lse, lengths)
+    with_options(arrays, q, padded_sequences(q, k), flags; keywords...) do handle, fields, stream
+        of_cache, raw_cache = cache(q, k, v, lengths)
+        check(Raw.cuflash_attention_decode(
+            handle, problem(fields, of_cache, output_fields(q, v, o, lse)), raw_cache, stream))
+    end
+end
+
+"""
+    decode(q, k, v; lengths = nothing, out_type = eltype(q), keywords...) -> o, lse
+
+As [`decode!`](@ref), into new arrays, `o` of `out_type`, which may be Float32.
+"""
+function decode(q, k, v; lengths = nothing, out_type = eltype(q), keywords...)
+    check_axes("q", q, "(D, S, H, B)")
+    o, lse = like(q, (size(v, 1), size(q)[2:4]...), out_type), rows_like(q)
+    over_cache!(o, lse, q, k, v, lengths, false; keywords...)
     return o, lse
 end
 
@@ -138,17 +282,19 @@ Which kernel `:forward`, `:backward` or `:decode` takes for these arrays, and wh
 function explain(operation::Symbol, q, k, v; keywords...)
     operation in (:forward, :backward, :decode) ||
         throw(ArgumentError("operation: :$operation; :forward, :backward or :decode"))
-    with_options((q, k, v), q; keywords...) do handle, fields, _
-        outputs = output_fields(q, q, nothing)  # pointers are not read
-        operation === :decode && return json(
-            (rest...) -> Raw.cuflash_decode_explain(
-                handle, problem(fields, (heads_kv = size(k, 3),), outputs),
-                cache(q, k, v, nothing), rest...))
-        raw = problem(fields, key_fields(q, k, v), outputs)
+    sequences = padded_sequences(q, k)
+    with_options((q, k, v), q, sequences; keywords...) do handle, fields, _
+        output = Raw.cuflash_tensor_t(flags = Raw.CUFLASH_TENSOR_DENSE, dtype = float_code("q", q))
+        if operation === :decode
+            of_cache, raw_cache = cache(q, k, v, nothing)
+            raw = problem(fields, of_cache, (o = output,))
+            return json((rest...) -> Raw.cuflash_decode_explain(handle, raw, raw_cache, rest...))
+        end
+        raw = problem(fields, key_fields(q, k, v, sequences), (o = output,))
         operation === :forward &&
             return json((rest...) -> Raw.cuflash_forward_explain(handle, raw, rest...))
-        return json((rest...) -> Raw.cuflash_backward_explain(handle, raw, gradients(q, q, k, v),
-                                                              rest...))
+        gradients = Ref(Raw.cuflash_gradients_t(d_o = output, dq = output, dk = output, dv = output))
+        return json((rest...) -> Raw.cuflash_backward_explain(handle, raw, gradients, rest...))
     end
 end
 

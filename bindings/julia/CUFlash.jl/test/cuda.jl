@@ -24,6 +24,11 @@ end
     tensor = CUFlash.tensor("q", q)
     @test tensor.data == Ptr{Cvoid}(pointer(q.memory))
     @test (tensor.batch_stride, tensor.head_stride, tensor.row_stride) == (64, 32, 8)
+    packed = CUFlash.Packed("q", CUDA.CuArray(zeros(Float32, 8, 2, 4)))    # (D, H, T)
+    @test CUFlash.place(packed) === :cuda
+    tensor = CUFlash.tensor("q", packed)
+    @test tensor.data == Ptr{Cvoid}(pointer(packed.array.memory))
+    @test (tensor.batch_stride, tensor.head_stride, tensor.row_stride) == (0, 8, 16)
     host = zeros(Float32, 8, 4, 2, 1)
     @test_throws ArgumentError attention(q, host, host)
     @test_throws ArgumentError attention(q, q, q; handle = CUFlash.Handle(:cpu))

@@ -8,6 +8,7 @@ include("reference.jl")
 @testset "CUFlash" begin
     include("raw.jl")
     include("numerics.jl")
+    include("features.jl")
     include("errors.jl")
     include("bad_input.jl")
     include("handles.jl")

@@ -28,6 +28,13 @@ impl Element for Bf16 {
     const DTYPE: i32 = sys::CUFLASH_BF16;
 }
 
+/// An element type that results of a problem in `T` may have: `T` itself or [`f32`].
+pub trait Output<T: Element>: Element {}
+
+impl<T: Element> Output<T> for T {}
+impl Output<F16> for f32 {}
+impl Output<Bf16> for f32 {}
+
 /// IEEE binary16: five bits of exponent, eleven of precision.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]

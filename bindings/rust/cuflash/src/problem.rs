@@ -1,11 +1,15 @@
 use std::ffi::CStr;
 use std::ptr;
 
-use crate::element::Element;
+use crate::element::{Element, Output};
 use crate::error::check;
+use crate::gradients::{Delta, Extras, Gradients};
 use crate::handle::{Handle, Launch};
 use crate::library::struct_size;
-use crate::view::{expect_place, Place, Tensor, TensorMut, View, ViewMut};
+use crate::sequences::{Extents, Packed, Sequences};
+use crate::view::{
+    expect_place, raw_extent, AnyView, Grid, Place, Tensor, TensorMut, View, ViewMut,
+};
 use crate::{sys, Error, Result, Status};
 
 /// One attention problem: tensors and options. [`Attention`] and [`Decode`] are its two kinds.
@@ -15,12 +19,21 @@ use crate::{sys, Error, Result, Status};
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a, T, K> {
     q: Tensor<'a, T>,
+    queries: Sequences<'a>,
     keys: K,
+    extents: Extents,
     flags: u32,
     causal: bool,
     align: Align<'a>,
     window: (i64, i64),
     scale: f32,
+    softcap: f32,
+    alibi_slopes: Option<AnyView<'a, 2>>,
+    bias: Option<AnyView<'a, 4>>,
+    sinks: Option<AnyView<'a, 1>>,
+    dropout_p: f32,
+    dropout_state: DropoutState<'a>,
+    left_padding: Option<View<'a, i32, 1>>,
     kernel: Option<&'a CStr>,
     num_splits: i32,
     sm_margin: i32,
@@ -38,6 +51,14 @@ pub type Decode<'a, T> = Problem<'a, T, Cache<'a, T>>;
 pub struct Keys<'a, T> {
     k: Tensor<'a, T>,
     v: Tensor<'a, T>,
+    sequences: Sequences<'a>,
+}
+
+/// Where the seed and the offset of dropout's generator are.
+#[derive(Debug, Clone, Copy)]
+enum DropoutState<'a> {
+    Values(u64, u64),
+    Memory(View<'a, u64, 1>),
 }
 
 /// A cache of keys and values: entry `b` holds sequence `b`.
@@ -73,27 +94,25 @@ impl Align<'_> {
     }
 }
 
-/// The outputs of [`Attention::backward`]: gradients of q, k and v, each of its shape.
-#[derive(Debug)]
-pub struct Gradients<'a, 'b, T> {
-    /// Of q.
-    pub dq: &'a mut TensorMut<'b, T>,
-    /// Of k, summed over the query heads that share a head of k.
-    pub dk: &'a mut TensorMut<'b, T>,
-    /// Of v, likewise.
-    pub dv: &'a mut TensorMut<'b, T>,
-}
-
 impl<'a, T, K> Problem<'a, T, K> {
-    fn with(q: Tensor<'a, T>, keys: K) -> Self {
+    fn with(q: Tensor<'a, T>, queries: Sequences<'a>, keys: K, extents: Extents) -> Self {
         Self {
             q,
+            queries,
             keys,
+            extents,
             flags: 0,
             causal: false,
             align: Align::BottomRight,
             window: (0, 0),
             scale: 0.0,
+            softcap: 0.0,
+            alibi_slopes: None,
+            bias: None,
+            sinks: None,
+            dropout_p: 0.0,
+            dropout_state: DropoutState::Values(0, 0),
+            left_padding: None,
             kernel: None,
             num_splits: 0,
             sm_margin: 0,
@@ -124,6 +143,61 @@ impl<'a, T, K> Problem<'a, T, K> {
     pub fn scale(mut self, scale: f32) -> Self {
         self.flags |= sys::CUFLASH_PROBLEM_SCALE_SET;
         self.scale = scale;
+        self
+    }
+
+    /// Scores become `cap * tanh(score / cap)`, before slopes and bias; 0 is without a cap.
+    pub fn softcap(mut self, cap: f32) -> Self {
+        self.softcap = cap;
+        self
+    }
+
+    /// Takes a head's slope times a key's distance from the row's centre from the score. `slopes` is
+    /// `[batch, heads]`, a batch of 1 for all sequences.
+    pub fn alibi_slopes<S: Element>(mut self, slopes: View<'a, S, 2>) -> Self {
+        self.alibi_slopes = Some(slopes.erase());
+        self
+    }
+
+    /// Adds to the scores; minus infinity hides a key. `bias` is `[batch, heads, len_q, len_k]`, the
+    /// keys contiguous. Any of the first three extents may be 1, for all.
+    pub fn bias<S: Element>(mut self, bias: View<'a, S, 4>) -> Self {
+        self.bias = Some(bias.erase());
+        self
+    }
+
+    /// A score for each head, `[heads]`, that takes part in the softmax without a value of its own.
+    pub fn sinks<S: Element>(mut self, sinks: View<'a, S, 1>) -> Self {
+        self.sinks = Some(sinks.erase());
+        self
+    }
+
+    /// Drops each probability with probability `p` and divides the others by `1 - p`. The same seed
+    /// and offset drop the same; offsets at least `len_k / 4`, rounded up, apart drop independently.
+    pub fn dropout(mut self, p: f32, seed: u64, offset: u64) -> Self {
+        self.dropout_p = p;
+        self.dropout_state = DropoutState::Values(seed, offset);
+        self
+    }
+
+    /// As [`dropout`](Self::dropout), with `state`, `[seed, offset]`, read where the call runs.
+    pub fn dropout_from(mut self, p: f32, state: View<'a, u64, 1>) -> Self {
+        self.dropout_p = p;
+        self.dropout_state = DropoutState::Memory(state);
+        self
+    }
+
+    /// How many of the rows in use of each sequence of k and v come before its first key.
+    pub fn left_padding(mut self, rows: View<'a, i32, 1>) -> Self {
+        self.flags |= sys::CUFLASH_PROBLEM_LEFT_PADDED;
+        self.left_padding = Some(rows);
+        self
+    }
+
+    /// Folds into the `o`, of [`f32`], and the `lse` that are there, as [`merge`](crate::merge) does.
+    /// Not for the backward pass.
+    pub fn accumulate(mut self) -> Self {
+        self.flags |= sys::CUFLASH_PROBLEM_ACCUMULATE;
         self
     }
 
@@ -160,16 +234,17 @@ impl<'a, T, K> Problem<'a, T, K> {
 
 impl<'a, T: Element, K> Problem<'a, T, K> {
     /// What both kinds have in common. `place` is where memory must lie, `None` for queries.
-    fn raw(&self, heads_kv: i64, place: Option<Place>) -> Result<sys::cuflash_problem_t> {
+    fn raw(&self, place: Option<Place>) -> Result<sys::cuflash_problem_t> {
         let grid = self.q.grid();
         let mut raw = sys::cuflash_problem_t {
             struct_size: struct_size::<sys::cuflash_problem_t>(),
             flags: self.flags,
-            batch: grid.extent(0)?,
+            batch: raw_extent(self.extents.batch)?,
             heads_q: grid.extent(1)?,
-            heads_kv,
-            len_q: grid.extent(2)?,
+            heads_kv: raw_extent(self.extents.heads_kv)?,
+            len_q: raw_extent(self.extents.len_q)?,
             head_dim: grid.extent(3)?,
+            head_dim_v: raw_extent(self.extents.head_dim_v)?,
             q: self.q.raw("q")?,
             mask: if self.causal { sys::CUFLASH_MASK_CAUSAL } else { sys::CUFLASH_MASK_NONE },
             mask_align: self.align.code(),
@@ -192,7 +267,56 @@ impl<'a, T: Element, K> Problem<'a, T, K> {
             }
             Align::BottomRight | Align::TopLeft => {}
         }
+        if let Some(Packed { offsets, .. }) = &self.queries.packed {
+            raw.cu_seqlens_q = offsets.raw_array("offsets of q", place)?;
+            raw.total_q = grid.extent(2)?;
+        }
+        if let Some(used) = &self.queries.used {
+            raw.seqused_q = self.per_sequence("used rows of q", used, place)?;
+        }
+        if let Some(rows) = &self.left_padding {
+            raw.leftpad_k = self.per_sequence("left_padding", rows, place)?;
+        }
+        self.set_modifiers(&mut raw, place)?;
         Ok(raw)
+    }
+
+    /// What is done to scores and probabilities.
+    fn set_modifiers(&self, raw: &mut sys::cuflash_problem_t, place: Option<Place>) -> Result<()> {
+        let Extents { batch, len_q, len_k, .. } = self.extents;
+        let heads = self.q.shape()[1];
+        raw.softcap = self.softcap;
+        if let Some(slopes) = &self.alibi_slopes {
+            slopes.grid().expect_repeating_shape("alibi_slopes", [batch, heads])?;
+            raw.alibi_slopes = slopes.raw("alibi_slopes", place)?;
+            raw.alibi_batch_stride = slopes.grid().repeating_stride(0);
+            raw.alibi_dtype = slopes.dtype;
+        }
+        if let Some(bias) = &self.bias {
+            bias.grid().expect_repeating_shape("bias", [batch, heads, len_q, len_k])?;
+            raw.bias = bias.raw("bias", place)?;
+            raw.bias_batch_stride = bias.grid().repeating_stride(0);
+            raw.bias_head_stride = bias.grid().repeating_stride(1);
+            raw.bias_row_stride = bias.grid().repeating_stride(2);
+            raw.bias_dtype = bias.dtype;
+        }
+        if let Some(sinks) = &self.sinks {
+            sinks.grid().expect_shape("sinks", [heads])?;
+            raw.sinks = sinks.raw("sinks", place)?;
+            raw.sinks_dtype = sinks.dtype;
+        }
+        raw.dropout_p = self.dropout_p;
+        match &self.dropout_state {
+            DropoutState::Values(seed, offset) => {
+                (raw.dropout_seed, raw.dropout_offset) = (*seed, *offset);
+            }
+            DropoutState::Memory(state) => {
+                state.grid().expect_shape("dropout state", [2])?;
+                raw.dropout_seed_ptr = state.raw_array("dropout state", place)?;
+                raw.dropout_offset_ptr = raw.dropout_seed_ptr.wrapping_add(1);
+            }
+        }
+        Ok(())
     }
 
     /// The pointer to one value for each sequence of the batch.
@@ -202,35 +326,52 @@ impl<'a, T: Element, K> Problem<'a, T, K> {
         values: &View<'a, i32, 1>,
         place: Option<Place>,
     ) -> Result<*const i32> {
-        values.grid().expect_shape(name, [self.q.shape()[0]])?;
-        if values.grid().shape[0] > 1 && values.grid().strides[0] != 1 {
-            return Err(Error::new(Status::InvalidValue, format!("{name}: not contiguous")));
-        }
-        if let Some(place) = place {
-            values.expect_place(name, place)?;
-        }
-        Ok(values.as_ptr())
+        values.grid().expect_shape(name, [self.extents.batch])?;
+        values.raw_array(name, place)
+    }
+
+    fn shape_o(&self) -> [usize; 4] {
+        let [batch, heads, rows, _] = self.q.shape();
+        [batch, heads, rows, self.extents.head_dim_v]
+    }
+
+    fn shape_lse(&self) -> [usize; 3] {
+        let [batch, heads, rows, _] = self.q.shape();
+        [batch, heads, rows]
     }
 
     /// Adds o, lse and the workspace of a call.
-    fn outputs(
+    fn outputs<O: Output<T>>(
         &self,
         raw: &mut sys::cuflash_problem_t,
         launch: &mut Launch<'_>,
-        o: &mut TensorMut<'_, T>,
+        o: &mut TensorMut<'_, O>,
         lse: Option<&mut ViewMut<'_, f32, 3>>,
     ) -> Result<()> {
-        let [batch, heads, len, _] = self.q.shape();
-        o.grid().expect_shape("o", self.q.shape())?;
+        o.grid().expect_shape("o", self.shape_o())?;
         o.expect_place("o", launch.place())?;
         raw.o = o.raw("o")?;
         if let Some(lse) = lse {
-            lse.grid().expect_shape("lse", [batch, heads, len])?;
+            lse.grid().expect_shape("lse", self.shape_lse())?;
             lse.expect_place("lse", launch.place())?;
             set_lse_strides(raw, lse.grid().row_strides("lse")?);
             raw.lse = lse.as_mut_ptr();
         }
         set_workspace(raw, launch)
+    }
+
+    /// Adds the lse that a call reads.
+    fn input_lse(
+        &self,
+        raw: &mut sys::cuflash_problem_t,
+        lse: &View<'_, f32, 3>,
+        place: Place,
+    ) -> Result<()> {
+        lse.grid().expect_shape("lse", self.shape_lse())?;
+        lse.expect_place("lse", place)?;
+        set_lse_strides(raw, lse.grid().row_strides("lse")?);
+        raw.lse = lse.as_ptr().cast_mut();
+        Ok(())
     }
 }
 
@@ -246,6 +387,24 @@ fn set_workspace(raw: &mut sys::cuflash_problem_t, launch: &mut Launch<'_>) -> R
         raw.workspace_size = workspace.len() as u64;
     }
     Ok(())
+}
+
+/// The input whose gradient is wanted, of its element type.
+fn expect_input<'p, 'a, const N: usize>(
+    name: &str,
+    input: &'p Option<AnyView<'a, N>>,
+    dtype: i32,
+) -> Result<&'p AnyView<'a, N>> {
+    match input {
+        None => {
+            Err(Error::new(Status::InvalidValue, format!("d_{name}: the problem has no {name}")))
+        }
+        Some(input) if input.dtype != dtype => Err(Error::new(
+            Status::UnsupportedDtype,
+            format!("d_{name}: of another element type than {name}"),
+        )),
+        Some(input) => Ok(input),
+    }
 }
 
 /// A dense output where a query asks for one; queries read no pointers.
@@ -279,26 +438,44 @@ fn explain(query: impl Fn(*mut std::ffi::c_char, usize, *mut usize) -> i32) -> R
 }
 
 impl<'a, T: Element> Attention<'a, T> {
-    /// `q` is `[batch, heads, len_q, head_dim]`; `k` and `v` are `[batch, heads_kv, len_k,
-    /// head_dim]`. Query head `h` reads head `h / (heads / heads_kv)` of `k` and `v`.
+    /// `q` is `[batch, heads, len_q, head_dim]`; `k` is `[batch, heads_kv, len_k, head_dim]`, and `v`
+    /// too, but its head_dim may be its own. Query head `h` reads head `h / (heads / heads_kv)` of `k`
+    /// and `v`.
     pub fn new(q: Tensor<'a, T>, k: Tensor<'a, T>, v: Tensor<'a, T>) -> Result<Self> {
-        let [batch, _, _, head_dim] = q.shape();
-        let [_, heads_kv, len_k, _] = k.shape();
-        k.grid().expect_shape("k", [batch, heads_kv, len_k, head_dim])?;
-        v.grid().expect_shape("v", k.shape())?;
-        Ok(Self::with(q, Keys { k, v }))
+        Self::ragged(q, Sequences::padded(), k, v, Sequences::padded())
+    }
+
+    /// Sequences with lengths of their own, of queries and of keys independently. Packed tensors are
+    /// `[1, heads, total, head_dim]`, and so are those of the same rows: o and the gradients, and LSE
+    /// without the last axis.
+    pub fn ragged(
+        q: Tensor<'a, T>,
+        queries: Sequences<'a>,
+        k: Tensor<'a, T>,
+        v: Tensor<'a, T>,
+        keys: Sequences<'a>,
+    ) -> Result<Self> {
+        let extents = Extents::of_keys(q.grid(), &queries, k.grid(), v.grid(), &keys)?;
+        Ok(Self::with(q, queries, Keys { k, v, sequences: keys }, extents))
     }
 
     fn raw_attention(&self, place: Option<Place>) -> Result<sys::cuflash_problem_t> {
-        let Keys { k, v } = &self.keys;
+        let Keys { k, v, sequences } = &self.keys;
         if let Some(place) = place {
             k.expect_place("k", place)?;
             v.expect_place("v", place)?;
         }
-        let mut raw = self.raw(k.grid().extent(1)?, place)?;
-        raw.len_k = k.grid().extent(2)?;
+        let mut raw = self.raw(place)?;
+        raw.len_k = raw_extent(self.extents.len_k)?;
         raw.k = k.raw("k")?;
         raw.v = v.raw("v")?;
+        if let Some(Packed { offsets, .. }) = &sequences.packed {
+            raw.cu_seqlens_k = offsets.raw_array("offsets of k", place)?;
+            raw.total_k = k.grid().extent(2)?;
+        }
+        if let Some(used) = &sequences.used {
+            raw.seqused_k = self.per_sequence("used rows of k", used, place)?;
+        }
         Ok(raw)
     }
 
@@ -308,12 +485,13 @@ impl<'a, T: Element> Attention<'a, T> {
         Ok(raw)
     }
 
-    /// Writes `o`, of the shape of `q`, and where wanted `lse`, `[batch, heads, len_q]`: the natural
-    /// logarithm of each row's sum of exponentials, which [`backward`](Self::backward) needs.
-    pub fn forward<'h>(
+    /// Writes `o`, of the shape of `q` with the head_dim of `v`, and where wanted `lse`, `[batch,
+    /// heads, len_q]`: the natural logarithm of each row's sum of exponentials, which
+    /// [`backward`](Self::backward) needs.
+    pub fn forward<'h, O: Output<T>>(
         &self,
         launch: impl Into<Launch<'h>>,
-        o: &mut TensorMut<'_, T>,
+        o: &mut TensorMut<'_, O>,
         lse: Option<&mut ViewMut<'_, f32, 3>>,
     ) -> Result<()> {
         let mut launch = launch.into();
@@ -327,27 +505,36 @@ impl<'a, T: Element> Attention<'a, T> {
     }
 
     /// Writes the gradients from `d_o`, the gradient of `o`, and from what forward wrote.
-    pub fn backward<'h>(
+    pub fn backward<'h, O: Output<T>, G: Output<T>>(
         &self,
         launch: impl Into<Launch<'h>>,
-        o: Tensor<'_, T>,
+        o: Tensor<'_, O>,
         lse: View<'_, f32, 3>,
         d_o: Tensor<'_, T>,
-        gradients: Gradients<'_, '_, T>,
+        gradients: Gradients<'_, '_, G>,
+    ) -> Result<()> {
+        self.backward_with(launch, o, lse, d_o, gradients, Extras::new())
+    }
+
+    /// [`backward`](Self::backward) with further inputs and outputs.
+    pub fn backward_with<'h, O: Output<T>, G: Output<T>>(
+        &self,
+        launch: impl Into<Launch<'h>>,
+        o: Tensor<'_, O>,
+        lse: View<'_, f32, 3>,
+        d_o: Tensor<'_, T>,
+        gradients: Gradients<'_, '_, G>,
+        extras: Extras<'_>,
     ) -> Result<()> {
         let mut launch = launch.into();
         let place = launch.place();
-        let [batch, heads, len, _] = self.q.shape();
         let mut raw = self.raw_attention(Some(place))?;
-        for (name, tensor) in [("o", &o), ("d_o", &d_o)] {
-            tensor.grid().expect_shape(name, self.q.shape())?;
-            tensor.expect_place(name, place)?;
-        }
+        o.grid().expect_shape("o", self.shape_o())?;
+        o.expect_place("o", place)?;
         raw.o = o.raw("o")?;
-        lse.grid().expect_shape("lse", [batch, heads, len])?;
-        lse.expect_place("lse", place)?;
-        set_lse_strides(&mut raw, lse.grid().row_strides("lse")?);
-        raw.lse = lse.as_ptr().cast_mut();
+        d_o.grid().expect_shape("d_o", self.shape_o())?;
+        d_o.expect_place("d_o", place)?;
+        self.input_lse(&mut raw, &lse, place)?;
         let Gradients { dq, dk, dv } = gradients;
         for (name, output, input) in
             [("dq", &*dq, &self.q), ("dk", &*dk, &self.keys.k), ("dv", &*dv, &self.keys.v)]
@@ -355,7 +542,7 @@ impl<'a, T: Element> Attention<'a, T> {
             output.grid().expect_shape(name, input.shape())?;
             output.expect_place(name, place)?;
         }
-        let raw_gradients = sys::cuflash_gradients_t {
+        let mut raw_gradients = sys::cuflash_gradients_t {
             struct_size: struct_size::<sys::cuflash_gradients_t>(),
             d_o: d_o.raw("d_o")?,
             dq: dq.raw("dq")?,
@@ -363,6 +550,7 @@ impl<'a, T: Element> Attention<'a, T> {
             dv: dv.raw("dv")?,
             ..Default::default()
         };
+        self.set_extras(&mut raw_gradients, &lse, extras, place)?;
         set_workspace(&mut raw, &mut launch)?;
         // SAFETY: as in forward.
         check(unsafe {
@@ -375,7 +563,101 @@ impl<'a, T: Element> Attention<'a, T> {
         })
     }
 
-    /// The bytes of workspace that [`forward`](Self::forward) needs.
+    fn set_extras(
+        &self,
+        raw: &mut sys::cuflash_gradients_t,
+        lse: &View<'_, f32, 3>,
+        extras: Extras<'_>,
+        place: Place,
+    ) -> Result<()> {
+        // The C API has one set of strides for all values of rows.
+        let expect_as_lse = |name: &str, grid: &Grid<3>| {
+            grid.expect_shape(name, lse.shape())?;
+            grid.expect_strides(name, lse.grid(), "lse")
+        };
+        if extras.accumulate {
+            raw.flags |= sys::CUFLASH_GRADIENTS_ACCUMULATE;
+        }
+        if let Some(d_lse) = extras.d_lse {
+            expect_as_lse("d_lse", d_lse.grid())?;
+            d_lse.expect_place("d_lse", place)?;
+            raw.dlse = d_lse.as_ptr();
+        }
+        match extras.delta {
+            Some(Delta::Given(delta)) => {
+                expect_as_lse("delta", delta.grid())?;
+                delta.expect_place("delta", place)?;
+                raw.flags |= sys::CUFLASH_GRADIENTS_DELTA_GIVEN;
+                raw.delta = delta.as_ptr().cast_mut();
+            }
+            Some(Delta::Wanted(mut delta)) => {
+                expect_as_lse("delta", delta.grid())?;
+                delta.expect_place("delta", place)?;
+                raw.delta = delta.as_mut_ptr();
+            }
+            None => {}
+        }
+        if let Some(mut d_bias) = extras.d_bias {
+            let bias = expect_input("bias", &self.bias, d_bias.dtype)?;
+            d_bias.grid().expect_shape("d_bias", bias.grid().shape)?;
+            d_bias.grid().expect_strides("d_bias", bias.grid(), "bias")?;
+            raw.dbias = d_bias.raw("d_bias", place)?;
+        }
+        if let Some(mut d_sinks) = extras.d_sinks {
+            let sinks = expect_input("sinks", &self.sinks, d_sinks.dtype)?;
+            d_sinks.grid().expect_shape("d_sinks", sinks.grid().shape)?;
+            raw.dsinks = d_sinks.raw("d_sinks", place)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the probabilities, before dropout, of rows of each sequence, from the `lse` that forward
+    /// wrote: for looking at, simple and slow. `weights` is `[batch, heads, rows, len_k]`, the keys
+    /// contiguous. `rows` names the rows, from 0, without it they are the first ones; a row that a sequence
+    /// does not have gets 0.
+    pub fn weights<'h>(
+        &self,
+        launch: impl Into<Launch<'h>>,
+        lse: View<'_, f32, 3>,
+        rows: Option<View<'_, i32, 1>>,
+        weights: &mut ViewMut<'_, f32, 4>,
+    ) -> Result<()> {
+        let launch = launch.into();
+        let place = launch.place();
+        let mut raw = self.raw_attention(Some(place))?;
+        self.input_lse(&mut raw, &lse, place)?;
+        let count = rows.map_or(weights.shape()[2], |rows| rows.shape()[0]);
+        let wanted = [self.extents.batch, self.q.shape()[1], count, self.extents.len_k];
+        weights.grid().expect_shape("weights", wanted)?;
+        let strides = weights.grid().three_strides("weights", 0)?;
+        let mut raw_weights = sys::cuflash_weights_t {
+            struct_size: struct_size::<sys::cuflash_weights_t>(),
+            weights: weights.raw_array("weights", place)?,
+            batch_stride: strides[0],
+            head_stride: strides[1],
+            row_stride: strides[2],
+            num_rows: raw_extent(count)?,
+            ..Default::default()
+        };
+        if let Some(rows) = &rows {
+            raw_weights.rows = rows.raw_array("rows", Some(place))?;
+        }
+        if count == 0 {
+            return Ok(()); // to the C API 0 is all rows
+        }
+        // SAFETY: as in forward.
+        check(unsafe {
+            sys::cuflash_attention_weights(
+                launch.handle.as_raw(),
+                &raw,
+                &raw_weights,
+                launch.stream.as_raw(),
+            )
+        })
+    }
+
+    /// The bytes of workspace that [`forward`](Self::forward) needs for an `o` of the problem's element
+    /// type.
     pub fn forward_workspace_size(&self, handle: &Handle) -> Result<usize> {
         let (raw, mut bytes) = (self.query()?, 0);
         // SAFETY: a query; it reads no memory of tensors.
@@ -383,7 +665,8 @@ impl<'a, T: Element> Attention<'a, T> {
         Ok(bytes)
     }
 
-    /// The bytes of workspace that [`backward`](Self::backward) needs.
+    /// The bytes of workspace that [`backward`](Self::backward) needs, with every tensor of the
+    /// problem's element type.
     pub fn backward_workspace_size(&self, handle: &Handle) -> Result<usize> {
         let (raw, gradients, mut bytes) = (self.query()?, any_gradients::<T>(), 0);
         // SAFETY: a query; it reads no memory of tensors.
@@ -413,10 +696,11 @@ impl<'a, T: Element> Attention<'a, T> {
 }
 
 impl<'a, T: Element> Cache<'a, T> {
-    /// `k` and `v` are `[entries, heads_kv, max_len, head_dim]`, full unless
-    /// [`lengths`](Self::lengths) tells.
+    /// `k` is `[entries, heads_kv, max_len, head_dim]`, and `v` too, but its head_dim may be its own.
+    /// They are full unless [`lengths`](Self::lengths) tells.
     pub fn new(k: Tensor<'a, T>, v: Tensor<'a, T>) -> Result<Self> {
-        v.grid().expect_shape("v", k.shape())?;
+        let [entries, heads_kv, max_len, _] = k.shape();
+        v.grid().expect_shape("v", [entries, heads_kv, max_len, v.shape()[3]])?;
         Ok(Self { k, v, lengths: None })
     }
 
@@ -431,9 +715,14 @@ impl<'a, T: Element> Decode<'a, T> {
     /// `q` is `[batch, heads, len_q, head_dim]`. With the default alignment its last row sits at the
     /// last valid key: append first, then attend.
     pub fn new(q: Tensor<'a, T>, cache: Cache<'a, T>) -> Result<Self> {
-        let [entries, heads_kv, max_len, _] = cache.k.shape();
-        cache.k.grid().expect_shape("k", [entries, heads_kv, max_len, q.shape()[3]])?;
-        Ok(Self::with(q, cache))
+        Self::ragged(q, Sequences::padded(), cache)
+    }
+
+    /// Numbers of new tokens that differ from sequence to sequence. Packed, `q` is `[1, heads, total,
+    /// head_dim]`, and so are o, and LSE without the last axis.
+    pub fn ragged(q: Tensor<'a, T>, queries: Sequences<'a>, cache: Cache<'a, T>) -> Result<Self> {
+        let extents = Extents::of_cache(q.grid(), &queries, cache.k.grid(), cache.v.grid())?;
+        Ok(Self::with(q, queries, cache, extents))
     }
 
     /// Parts along the keys that are computed side by side; without it the library chooses.
@@ -462,7 +751,7 @@ impl<'a, T: Element> Decode<'a, T> {
         if let Some(lengths) = lengths {
             raw_cache.lengths = self.per_sequence("lengths", lengths, place)?;
         }
-        Ok((self.raw(k.grid().extent(1)?, place)?, raw_cache))
+        Ok((self.raw(place)?, raw_cache))
     }
 
     fn query(&self) -> Result<(sys::cuflash_problem_t, sys::cuflash_kv_cache_t)> {
@@ -471,11 +760,12 @@ impl<'a, T: Element> Decode<'a, T> {
         Ok((raw, cache))
     }
 
-    /// Writes `o`, of the shape of `q`, and where wanted `lse`, `[batch, heads, len_q]`.
-    pub fn decode<'h>(
+    /// Writes `o`, of the shape of `q` with the head_dim of `v`, and where wanted `lse`, `[batch,
+    /// heads, len_q]`.
+    pub fn decode<'h, O: Output<T>>(
         &self,
         launch: impl Into<Launch<'h>>,
-        o: &mut TensorMut<'_, T>,
+        o: &mut TensorMut<'_, O>,
         lse: Option<&mut ViewMut<'_, f32, 3>>,
     ) -> Result<()> {
         let mut launch = launch.into();

@@ -1,3 +1,4 @@
+use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use crate::element::Element;
@@ -227,6 +228,11 @@ impl<'a, T, const N: usize> ViewMut<'a, T, N> {
         View { buffer: Buffer { pointer, len, place, borrow: PhantomData }, grid: self.grid }
     }
 
+    pub(crate) fn reborrow(&mut self) -> ViewMut<'_, T, N> {
+        let BufferMut { pointer, len, place, .. } = self.buffer;
+        ViewMut { buffer: BufferMut { pointer, len, place, borrow: PhantomData }, grid: self.grid }
+    }
+
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
         self.buffer.pointer
     }
@@ -250,6 +256,80 @@ pub(crate) fn expect_place(name: &str, place: Place, wanted: Place) -> Result<()
         Place::Device => format!("{name}: memory of the host; the handle is for a CUDA device"),
     };
     Err(Error::new(Status::WrongDevice, message))
+}
+
+/// An array to read whose element type is a value: a `View` of it that no element is read through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AnyView<'a, const N: usize> {
+    view: View<'a, c_void, N>,
+    pub(crate) dtype: i32,
+}
+
+impl<const N: usize> AnyView<'_, N> {
+    pub(crate) fn grid(&self) -> &Grid<N> {
+        &self.view.grid
+    }
+
+    /// The address, after a check of the last axis and of the place, `None` for queries.
+    pub(crate) fn raw(&self, name: &str, place: Option<Place>) -> Result<*const c_void> {
+        self.view.raw_array(name, place)
+    }
+}
+
+/// An array to write, likewise.
+#[derive(Debug)]
+pub(crate) struct AnyViewMut<'a, const N: usize> {
+    view: ViewMut<'a, c_void, N>,
+    pub(crate) dtype: i32,
+}
+
+impl<const N: usize> AnyViewMut<'_, N> {
+    pub(crate) fn grid(&self) -> &Grid<N> {
+        &self.view.grid
+    }
+
+    /// As that of an `AnyView`.
+    pub(crate) fn raw(&mut self, name: &str, place: Place) -> Result<*mut c_void> {
+        self.view.grid.expect_contiguous(name)?;
+        self.view.expect_place(name, place)?;
+        Ok(self.view.as_mut_ptr())
+    }
+}
+
+impl<T: Element, const N: usize> ViewMut<'_, T, N> {
+    pub(crate) fn erase(&mut self) -> AnyViewMut<'_, N> {
+        let BufferMut { pointer, len, place, .. } = self.buffer;
+        let buffer = BufferMut { pointer: pointer.cast(), len, place, borrow: PhantomData };
+        AnyViewMut { view: ViewMut { buffer, grid: self.grid }, dtype: T::DTYPE }
+    }
+}
+
+impl<'a, T: Element, const N: usize> View<'a, T, N> {
+    pub(crate) fn erase(self) -> AnyView<'a, N> {
+        let Buffer { pointer, len, place, .. } = self.buffer;
+        let buffer = Buffer { pointer: pointer.cast(), len, place, borrow: PhantomData };
+        AnyView { view: View { buffer, grid: self.grid }, dtype: T::DTYPE }
+    }
+}
+
+impl<T, const N: usize> View<'_, T, N> {
+    /// The address, after a check of the last axis and of the place, `None` for queries.
+    pub(crate) fn raw_array(&self, name: &str, place: Option<Place>) -> Result<*const T> {
+        self.grid.expect_contiguous(name)?;
+        if let Some(place) = place {
+            self.expect_place(name, place)?;
+        }
+        Ok(self.as_ptr())
+    }
+}
+
+impl<T, const N: usize> ViewMut<'_, T, N> {
+    /// As that of a `View`.
+    pub(crate) fn raw_array(&mut self, name: &str, place: Place) -> Result<*mut T> {
+        self.grid.expect_contiguous(name)?;
+        self.expect_place(name, place)?;
+        Ok(self.as_mut_ptr())
+    }
 }
 
 impl<T: Element> View<'_, T, 4> {
@@ -325,13 +405,26 @@ impl<const N: usize> Grid<N> {
         }
     }
 
+    /// As the C API wants it where 0 makes one entry stand for all: so an axis of extent 1, and no
+    /// axis of extent 0, which has no entry to stand for others.
+    pub(crate) fn repeating_stride(&self, axis: usize) -> i64 {
+        if self.shape[axis] == 0 {
+            1
+        } else {
+            self.stride(axis)
+        }
+    }
+
     pub(crate) fn extent(&self, axis: usize) -> Result<i64> {
-        i64::try_from(self.shape[axis]).map_err(|_| {
-            Error::new(
-                Status::InvalidDimension,
-                format!("an extent of {} is more than the library takes", self.shape[axis]),
-            )
-        })
+        raw_extent(self.shape[axis])
+    }
+
+    /// Refuses a last axis with gaps.
+    fn expect_contiguous(&self, name: &str) -> Result<()> {
+        if self.shape[N - 1] > 1 && self.strides[N - 1] != 1 {
+            return Err(Error::new(Status::InvalidValue, format!("{name}: not contiguous")));
+        }
+        Ok(())
     }
 
     /// Refuses a shape that is not the one that the other arguments ask for.
@@ -342,6 +435,17 @@ impl<const N: usize> Grid<N> {
         Err(Error::new(
             Status::DimensionMismatch,
             format!("{name}: shape {:?}; the other arguments need {wanted:?}", self.shape),
+        ))
+    }
+
+    /// Refuses strides that are not those of another argument of the same shape.
+    pub(crate) fn expect_strides(&self, name: &str, other: &Self, of: &str) -> Result<()> {
+        if (0..N).all(|axis| self.stride(axis) == other.stride(axis)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Status::InvalidValue,
+            format!("{name}: strides {:?}, not those of {of}, {:?}", self.strides, other.strides),
         ))
     }
 
@@ -367,10 +471,30 @@ impl<const N: usize> Grid<N> {
         })
     }
 
+    /// Refuses a shape whose last axis has not the extent asked for, or another axis neither that nor
+    /// 1, which repeats.
+    pub(crate) fn expect_repeating_shape(&self, name: &str, wanted: [usize; N]) -> Result<()> {
+        let mut repeated = wanted;
+        for (extent, own) in repeated.iter_mut().zip(self.shape).take(N - 1) {
+            if own == 1 {
+                *extent = 1;
+            }
+        }
+        if self.shape == repeated {
+            return Ok(());
+        }
+        self.expect_shape(name, wanted)
+    }
+
     /// The last three strides of values for rows, where three zeros would mean a dense array.
     pub(crate) fn row_strides(&self, name: &str) -> Result<[i64; 3]> {
-        let strides = [self.stride(N - 3), self.stride(N - 2), self.stride(N - 1)];
-        if strides == [0; 3] && self.shape[N - 3..].iter().any(|&extent| extent > 1) {
+        self.three_strides(name, N - 3)
+    }
+
+    /// The strides from an axis on, where three zeros would mean a dense array.
+    pub(crate) fn three_strides(&self, name: &str, first: usize) -> Result<[i64; 3]> {
+        let strides = [self.stride(first), self.stride(first + 1), self.stride(first + 2)];
+        if strides == [0; 3] && self.shape[first..first + 3].iter().any(|&extent| extent > 1) {
             return Err(Error::new(
                 Status::InvalidValue,
                 format!("{name}: strides of 0 along every axis"),
@@ -378,4 +502,14 @@ impl<const N: usize> Grid<N> {
         }
         Ok(strides)
     }
+}
+
+/// An extent as the C API wants it.
+pub(crate) fn raw_extent(extent: usize) -> Result<i64> {
+    i64::try_from(extent).map_err(|_| {
+        Error::new(
+            Status::InvalidDimension,
+            format!("an extent of {extent} is more than the library takes"),
+        )
+    })
 }

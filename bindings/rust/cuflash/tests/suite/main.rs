@@ -5,6 +5,7 @@ mod cpu;
 mod driver;
 mod elements;
 mod errors;
+mod features;
 mod gpu;
 mod library;
 mod reference;
