@@ -509,3 +509,20 @@ def test_unknown_options():
         cuflash.attention(Q, K, K, casual=True)
     with pytest.raises(TypeError, match="dropout_seed: float is no array"):
         cuflash.attention(Q, K, K, dropout_seed=1.5)
+
+
+@pytest.mark.parametrize("shape, what", [((1, 0, 6, 8), "k: no heads, but q has 2"), ((1, 2, 6, 0), "v: no channels, but q has 8")])
+def test_empty_extents_are_no_defaults(shape, what):
+    """In the C API they are: k would be read as if it had q's heads."""
+    q, some, none = np.ones((1, 2, 6, 8), np.float32), np.ones((1, 2, 6, 8), np.float32), np.ones(shape, np.float32)
+    k, v = (none, none) if what.startswith("k") else (some, none)
+    with pytest.raises(cuflash.ArgumentError, match=what):
+        cuflash.attention(q, k, v)
+
+
+def test_a_cache_of_no_entries():
+    q, cache = np.ones((1, 2, 1, 8), np.float32), np.ones((0, 2, 6, 8), np.float32)
+    with pytest.raises(cuflash.ArgumentError, match="k_cache: no entries, but q has 1"):
+        cuflash.decode(q, cache, cache)
+    with pytest.raises(cuflash.ArgumentError, match="k_cache: no heads, but q has 2"):
+        cuflash.decode(q, np.ones((1, 0, 6, 8), np.float32), np.ones((1, 0, 6, 8), np.float32))

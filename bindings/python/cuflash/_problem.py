@@ -107,6 +107,12 @@ def check_shape(view: View, wanted: tuple, layout: str = "bhsd") -> None:
                f"{view.name}: shape {shape}; must be ({', '.join(map(str, wanted))})")
 
 
+def check_some(view: View, extent: int, what: str, of_q: int) -> None:
+    """The C API reads an extent of 0 here as "that of q": it would read where there is nothing."""
+    if extent == 0 and of_q != 0:
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH, f"{view.name}: no {what}, but q has {of_q}")
+
+
 def row_shape(q: View, layout: str) -> tuple:
     """Of one value for each row: an LSE and what goes with it."""
     return q.shape[1:3] if layout == PACKED else q.shape[:3]
@@ -288,6 +294,8 @@ def attention(q: View, k: View, v: View, o: View, lse: View | None, layout: str,
     check_shape(k, (q.shape[0], "Hkv", "Sk", q.shape[3]), layout)
     check_shape(v, (*k.shape[:3], "Dv"), layout)
     check_shape(o, (*q.shape[:3], v.shape[3]), layout)
+    check_some(k, k.shape[1], "heads", q.shape[1])
+    check_some(v, v.shape[3], "channels", q.shape[3])
     return raw.cuflash_problem_t.new(
         **extents._asdict(), head_dim=q.shape[3], head_dim_v=v.shape[3], q=tensor(q), k=tensor(k), v=tensor(v),
         o=tensor(o), **row_stats(lse, row_shape(q, layout), "lse", "lse"), **fields)
@@ -297,6 +305,7 @@ def weights(q: View, k: View, lse: View, out: View, num_rows: int, rows: View | 
             extents: Extents, **fields: Any) -> tuple[raw.cuflash_problem_t, raw.cuflash_weights_t]:
     check_shape(k, (q.shape[0], "Hkv", "Sk", q.shape[3]), layout)
     check_shape(out, (extents.batch, extents.heads_q, num_rows, extents.len_k))
+    check_some(k, k.shape[1], "heads", q.shape[1])
     check_floats(out)
     if out.dtype != "f32":
         refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"out: {spelled(out.dtype)}; float32")
@@ -330,6 +339,9 @@ def decode(q: View, k: View, v: View, o: View, lse: View | None, lengths: View |
     check_shape(k, ("entries", "Hkv", "max_len", head_dim), layout)
     check_shape(v, (*k.shape[:3], "Dv"), layout)
     check_shape(o, (*q.shape[:3], v.shape[3]), layout)
+    check_some(k, k.shape[0], "entries", extents.batch)
+    check_some(k, k.shape[1], "heads", q.shape[1])
+    check_some(v, v.shape[3], "channels", head_dim)
     problem = raw.cuflash_problem_t.new(
         **extents._replace(len_k=0)._asdict(), head_dim=head_dim, head_dim_v=v.shape[3], q=tensor(q), o=tensor(o),
         **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
