@@ -44,7 +44,7 @@ def main() -> int:
     draws = -(-share // 4) * 4  # each kernel's draws are spread over four shards
     cases = run_draws(options.build, "cpu", draws, seed)
     ran = per_kernel(cases, "cpu")
-    failures = [failure(case) for case in cases if outcome(case) == "failed"]
+    failures = [failure(case).replace(f"{ROOT}/", "") for case in cases if outcome(case) == "failed"]
     failures += [f"{kernel}: did not run" for kernel in sorted(kernels - ran.keys())]
     entry = {
         "date": datetime.date.today().isoformat(),
