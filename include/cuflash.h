@@ -210,9 +210,8 @@ enum cuflash_gradients_flag {
 /** kv_cache.layout */
 enum cuflash_cache_layout {
   CUFLASH_CACHE_CONTIGUOUS = 0, /**< entry b of the cache holds sequence b */
-  CUFLASH_CACHE_PAGED =
-      1, /**< a block table names the pages of each sequence; not implemented yet */
-  CUFLASH_CACHE_PAGED_CSR = 2 /**< indptr and indices name them; not implemented yet */
+  CUFLASH_CACHE_PAGED = 1,      /**< a block table names the pages of each sequence */
+  CUFLASH_CACHE_PAGED_CSR = 2   /**< indptr and indices name them */
 };
 
 /** Bits of cuflash_merge.flags. */
@@ -398,19 +397,21 @@ typedef struct cuflash_kv_cache {
   int64_t num_pages;      /**< pages in the pool; contiguous: entries, 0: the problem's batch */
   int64_t page_size;      /**< slots of a page; contiguous: 0 */
   const int32_t* lengths; /**< device [B], valid keys of each sequence; NULL: max_len */
-  const int32_t* cache_batch_idx; /**< device [B], entry of each sequence; not implemented yet */
-  const void* block_table;        /**< device [B, columns]; not implemented yet */
+  const int32_t* cache_batch_idx; /**< contiguous: device [B], entry of each sequence (one that the
+                                       cache lacks: no keys); NULL: entry b */
+  const void* block_table;        /**< device [B, columns]: page ids, max_len / page_size of them,
+                                       rounded up */
   int64_t block_table_stride;     /**< ids from one row to the next */
-  const int32_t* page_indptr;     /**< device [B+1]; not implemented yet */
-  const void* page_indices;       /**< device; not implemented yet */
-  const void* k_scale;            /**< device; quantised caches, not implemented yet */
-  const void* v_scale;            /**< device; not implemented yet */
-  const void* k_zero;             /**< device; not implemented yet */
-  const void* v_zero;             /**< device; not implemented yet */
-  int64_t scale_page_stride;      /**< elements; 0 repeats */
-  int64_t scale_head_stride;      /**< elements; 0 repeats */
-  int64_t scale_slot_stride;      /**< elements; 0 repeats */
-  int64_t scale_group;            /**< channels that share a scale: 0 (all), 32, 64 or 128 */
+  const int32_t* page_indptr;     /**< device [B+1], rising: the first index of each sequence */
+  const void* page_indices;  /**< device [indptr[B]]: page ids; lengths are cut to their pages */
+  const void* k_scale;       /**< device; quantised caches, not implemented yet */
+  const void* v_scale;       /**< device; not implemented yet */
+  const void* k_zero;        /**< device; not implemented yet */
+  const void* v_zero;        /**< device; not implemented yet */
+  int64_t scale_page_stride; /**< elements; 0 repeats */
+  int64_t scale_head_stride; /**< elements; 0 repeats */
+  int64_t scale_slot_stride; /**< elements; 0 repeats */
+  int64_t scale_group;       /**< channels that share a scale: 0 (all), 32, 64 or 128 */
 } cuflash_kv_cache_t;
 
 /** New keys and values for a cache; see cuflash_kv_cache_append(). */
@@ -622,7 +623,9 @@ CUFLASH_API cuflash_status_t cuflash_attention_backward(cuflash_handle_t handle,
 
 /** Attention of len_q >= 0 new tokens over a cache; problem.k and problem.v must be all zero. With
  * the bottom-right alignment row i of sequence b sits at lengths[b] - len_q + i: append first, then
- *  attend. A length outside 0 to max_len is cut to that range. Statuses as forward. */
+ *  attend. A length outside 0 to max_len is cut to that range. In a paged cache slot s of a sequence is
+ *  slot s % page_size of its page number s / page_size; table entries past its length are not read, and
+ *  an id outside 0 to num_pages - 1 hides its keys. Statuses as forward. */
 CUFLASH_API cuflash_status_t cuflash_attention_decode(cuflash_handle_t handle,
                                                       const cuflash_problem_t* problem,
                                                       const cuflash_kv_cache_t* cache,

@@ -82,17 +82,6 @@ Status refuse_problem_fields(const cuflash_problem_t& problem) {
 }
 
 Status refuse_cache_fields(const cuflash_kv_cache_t& cache) {
-  CUFLASH_CHECK(cache.layout >= CUFLASH_CACHE_CONTIGUOUS && cache.layout <= CUFLASH_CACHE_PAGED_CSR,
-                CUFLASH_ERROR_INVALID_VALUE, "cache.layout: %d; 0 (contiguous), 1 or 2",
-                cache.layout);
-  CUFLASH_REFUSE(cache, layout);
-  CUFLASH_REFUSE(cache, id_bits);
-  CUFLASH_REFUSE(cache, page_size);
-  CUFLASH_REFUSE(cache, cache_batch_idx);
-  CUFLASH_REFUSE(cache, block_table);
-  CUFLASH_REFUSE(cache, block_table_stride);
-  CUFLASH_REFUSE(cache, page_indptr);
-  CUFLASH_REFUSE(cache, page_indices);
   CUFLASH_REFUSE(cache, k_scale);
   CUFLASH_REFUSE(cache, v_scale);
   CUFLASH_REFUSE(cache, k_zero);
@@ -721,13 +710,15 @@ Status check_accumulate(const cuflash_problem_t& problem, CheckedProblem* checke
 // K and V, or K whose first channels are V.
 Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_name,
                              const cuflash_tensor_t& k, const char* v_name,
-                             const cuflash_tensor_t& v, CheckedProblem* checked, Tensors* tensors) {
+                             const cuflash_tensor_t& v, Extents keys, CheckedProblem* checked,
+                             Tensors* tensors) {
   Problem& p = checked->problem;
   CUFLASH_TRY(check_tensor_dtype(k_name, k.dtype, p.dtype));
-  CUFLASH_TRY(tensors->add(k_name, k, key_rows(*checked, p.head_dim), p.dtype, Role::kInput, &p.k));
+  CUFLASH_TRY(tensors->add(k_name, k, keys, p.dtype, Role::kInput, &p.k));
   if ((problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0) {
     CUFLASH_TRY(check_tensor_dtype(v_name, v.dtype, p.dtype));
-    return tensors->add(v_name, v, key_rows(*checked, p.head_dim_v), p.dtype, Role::kInput, &p.v);
+    keys.channels = p.head_dim_v;
+    return tensors->add(v_name, v, keys, p.dtype, Role::kInput, &p.v);
   }
   CUFLASH_CHECK(is_zero(v), CUFLASH_ERROR_INVALID_VALUE,
                 "%s: must be all zero with CUFLASH_PROBLEM_V_IS_K_PREFIX", v_name);
@@ -737,6 +728,85 @@ Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_nam
                 static_cast<ll>(p.head_dim_v), static_cast<ll>(p.head_dim));
   p.v = p.k;
   return CUFLASH_SUCCESS;
+}
+
+// How a cache is laid out, but not where its tables lie.
+Status check_cache_layout(const cuflash_kv_cache_t& cache, CheckedProblem* checked) {
+  const Problem& p = checked->problem;
+  Paging& paging = checked->features.paging;
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  CUFLASH_CHECK(cache.layout >= CUFLASH_CACHE_CONTIGUOUS && cache.layout <= CUFLASH_CACHE_PAGED_CSR,
+                kValue, "cache.layout: %d; 0 (contiguous), 1 or 2", cache.layout);
+  CUFLASH_CHECK(cache.id_bits == 0 || cache.id_bits == 32 || cache.id_bits == 64, kValue,
+                "cache.id_bits: %d; 0 or 32, or 64", cache.id_bits);
+  const bool table = cache.layout == CUFLASH_CACHE_PAGED,
+             csr = cache.layout == CUFLASH_CACHE_PAGED_CSR;
+  const struct {
+    const char* name;
+    bool set, belongs;
+  } fields[] = {
+      {"cache.cache_batch_idx", cache.cache_batch_idx != nullptr, !table && !csr},
+      {"cache.block_table", cache.block_table != nullptr, table},
+      {"cache.block_table_stride", cache.block_table_stride != 0, table},
+      {"cache.page_indptr", cache.page_indptr != nullptr, csr},
+      {"cache.page_indices", cache.page_indices != nullptr, csr},
+      {"cache.page_size", cache.page_size != 0, table || csr},
+      {"cache.id_bits", cache.id_bits != 0, table || csr},
+  };
+  for (const auto& field : fields)
+    CUFLASH_CHECK(!field.set || field.belongs, kValue, "%s: set, but cache.layout is %d",
+                  field.name, cache.layout);
+  paging.num_pages = cache.num_pages;
+  if (table || csr) {
+    CUFLASH_CHECK(cache.page_size >= 1 && cache.page_size <= kMaxExtent,
+                  CUFLASH_ERROR_INVALID_DIMENSION, "cache.page_size: %lld; 1 to 2^31 - 1",
+                  static_cast<ll>(cache.page_size));
+    CUFLASH_CHECK(cache.block_table_stride >= 0 && cache.block_table_stride <= kMaxExtent, kValue,
+                  "cache.block_table_stride: %lld; 0 to 2^31 - 1",
+                  static_cast<ll>(cache.block_table_stride));
+    CUFLASH_TRY(check_rows("cache.num_pages * heads_kv * page_size", cache.num_pages, p.heads_kv,
+                           cache.page_size));
+    paging.table = table ? cache.block_table : cache.page_indices;
+    paging.indptr = cache.page_indptr;
+    paging.table_stride = cache.block_table_stride;
+    paging.page_size = cache.page_size;
+    paging.wide_ids = cache.id_bits == 64;
+    checked->features.used |= kPagedCache;
+    return CUFLASH_SUCCESS;
+  }
+  if (cache.cache_batch_idx != nullptr) {
+    paging.entries = cache.cache_batch_idx;
+    if (paging.num_pages == 0) paging.num_pages = p.batch;
+    checked->features.used |= kCacheEntries;
+    return CUFLASH_SUCCESS;
+  }
+  CUFLASH_CHECK(cache.num_pages == 0 || cache.num_pages >= p.batch,
+                CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "cache.num_pages: %lld entries for a batch of %lld",
+                static_cast<ll>(cache.num_pages), static_cast<ll>(p.batch));
+  return CUFLASH_SUCCESS;
+}
+
+// The tables that a cache's layout needs. How long page_indices is only the device knows.
+Status add_page_tables(const cuflash_kv_cache_t& cache, const Problem& p, Purpose purpose,
+                       Tensors* tensors) {
+  CUFLASH_TRY(tensors->add_array("cache.cache_batch_idx", cache.cache_batch_idx, p.batch));
+  if (cache.layout == CUFLASH_CACHE_CONTIGUOUS) return CUFLASH_SUCCESS;
+  const int64_t id_bytes = cache.id_bits == 64 ? 8 : 4;
+  const bool wanted = purpose == Purpose::kCall && p.batch > 0 && p.len_k > 0;
+  if (cache.layout == CUFLASH_CACHE_PAGED) {
+    CUFLASH_CHECK(!wanted || cache.block_table != nullptr, CUFLASH_ERROR_NULL_POINTER,
+                  "cache.block_table: is NULL with CUFLASH_CACHE_PAGED");
+    const int64_t columns = ceil_div(p.len_k, cache.page_size);
+    const int64_t ids = max64(0, p.batch - 1) * cache.block_table_stride + columns;
+    return tensors->add_array("cache.block_table", cache.block_table, ids, id_bytes, Role::kInput);
+  }
+  CUFLASH_CHECK(!wanted || cache.page_indptr != nullptr, CUFLASH_ERROR_NULL_POINTER,
+                "cache.page_indptr: is NULL with CUFLASH_CACHE_PAGED_CSR");
+  CUFLASH_CHECK(!wanted || cache.page_indices != nullptr, CUFLASH_ERROR_NULL_POINTER,
+                "cache.page_indices: is NULL with CUFLASH_CACHE_PAGED_CSR");
+  CUFLASH_TRY(tensors->add_array("cache.page_indptr", cache.page_indptr, p.batch + 1));
+  return tensors->add_array("cache.page_indices", cache.page_indices, 1, id_bytes, Role::kInput);
 }
 
 // O and LSE of forward and decode, and what is left.
@@ -810,7 +880,7 @@ Status check_forward(const cuflash_problem_t* source, Purpose purpose, CheckedPr
   CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
                           Role::kInput, &p.q));
   CUFLASH_TRY(check_keys_and_values(problem, "problem.k", problem.k, "problem.v", problem.v,
-                                    checked, &tensors));
+                                    key_rows(*checked, p.head_dim), checked, &tensors));
   CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
   return check_rest(problem, checked, &tensors);
 }
@@ -841,7 +911,7 @@ Status check_backward(const cuflash_problem_t* source, const cuflash_gradients_t
   CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
                           Role::kInput, &p.q));
   CUFLASH_TRY(check_keys_and_values(problem, "problem.k", problem.k, "problem.v", problem.v,
-                                    checked, &tensors));
+                                    key_rows(*checked, p.head_dim), checked, &tensors));
   Dtype dtype_o = p.dtype;
   CUFLASH_TRY(check_output_dtype("problem.o", problem.o.dtype, p.dtype, &dtype_o));
   if (dtype_o != p.dtype) f.used |= kWideOutputs;
@@ -887,20 +957,24 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   Problem& p = checked->problem;
   CUFLASH_TRY(check_extent("cache.max_len", cache.max_len));
   CUFLASH_TRY(check_extent("cache.num_pages", cache.num_pages));
-  CUFLASH_CHECK(cache.num_pages == 0 || cache.num_pages >= p.batch,
-                CUFLASH_ERROR_DIMENSION_MISMATCH,
-                "cache.num_pages: %lld entries for a batch of %lld",
-                static_cast<ll>(cache.num_pages), static_cast<ll>(p.batch));
   p.len_k = cache.max_len;
+  CUFLASH_TRY(check_cache_layout(cache, checked));
+  const Extents keys =
+      cache.layout == CUFLASH_CACHE_CONTIGUOUS
+          ? Extents{cache.cache_batch_idx != nullptr && cache.num_pages > 0 ? cache.num_pages
+                                                                            : p.batch,
+                    p.heads_kv, p.len_k, p.head_dim}
+          : Extents{cache.num_pages, p.heads_kv, cache.page_size, p.head_dim};
   CUFLASH_TRY(check_rows("problem.batch * heads_kv * cache.max_len", p.batch, p.heads_kv, p.len_k));
   Tensors tensors(purpose, &checked->memory);
   CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
                           Role::kInput, &p.q));
-  CUFLASH_TRY(
-      check_keys_and_values(problem, "cache.k", cache.k, "cache.v", cache.v, checked, &tensors));
+  CUFLASH_TRY(check_keys_and_values(problem, "cache.k", cache.k, "cache.v", cache.v, keys, checked,
+                                    &tensors));
   CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
   p.lengths_k = cache.lengths;
   CUFLASH_TRY(tensors.add_array("cache.lengths", cache.lengths, p.batch));
+  CUFLASH_TRY(add_page_tables(cache, p, purpose, &tensors));
   return check_rest(problem, checked, &tensors);
 }
 

@@ -2,6 +2,7 @@
 // be anything: every row that they lead to lies inside its tensor, and no two sequences share one.
 #pragma once
 
+#include "attention/paging.hpp"
 #include "attention/row_index.hpp"
 #include "common/integer.hpp"
 #include "core/features.hpp"
@@ -34,7 +35,8 @@ CUFLASH_HOST_DEVICE Rows rows_of_sequence(const int32_t* offsets, int64_t total,
 CUFLASH_HOST_DEVICE Sequence sequence_of(const FullProblem& p, int64_t b) {
   const Ragged& r = p.f.ragged;
   const Rows q = rows_of_sequence(r.offsets_q, r.total_q, p.len_q, r.lengths_q, b);
-  const Rows k = rows_of_sequence(r.offsets_k, r.total_k, p.len_k, p.lengths_k, b);
+  Rows k = rows_of_sequence(r.offsets_k, r.total_k, p.len_k, p.lengths_k, b);
+  k.count = min64(k.count, cache_capacity(p, b));
   const int64_t pad = r.left_pad_k == nullptr ? 0 : clamp64(r.left_pad_k[b], 0, k.count);
   return {b, q.first, q.count, k.first + pad, k.count - pad};
 }

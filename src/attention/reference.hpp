@@ -110,6 +110,7 @@ CUFLASH_HOST_DEVICE QueryRow query_row(const FullProblem& p, const Sequence& s, 
           dropout_row(p.f.dropout, s.batch * p.heads_q + head, row)};
 }
 
+// Of backward, whose keys are no cache's.
 template <class T>
 CUFLASH_HOST_DEVICE const T* key_of(const FullProblem& p, const QueryRow& r, int64_t key) {
   return p.k.row<T>(r.sequence.batch, r.head_kv, r.sequence.first_k + key);
@@ -154,12 +155,14 @@ CUFLASH_HOST_DEVICE OnlineSoftmax reference_forward_row(const Team& team, const 
     team.for_channels(dim_v, [&](int slot, int) { block_acc[slot] = 0; });
     const int64_t end = min64(first + kSumBlock, keys.end);
     for (int64_t key = first; key < end; ++key) {
-      const float product = dot(team, q, key_of<T>(p, r, key), dim);
+      const KeySlot at = key_slot(p, r.sequence.batch, r.sequence.first_k + key);
+      if (!at.valid) continue;
+      const float product = dot(team, q, p.k.row<T>(at.entry, r.head_kv, at.slot), dim);
       const Score score = score_of(p.f.score, p.scale, product, r.score, key);
       float weight;
       const float rescale = block.update(score.value, &weight);
       weight *= r.dropout.factor(key);  // of O alone: the sum is that before dropout
-      const T* v = value_of<T>(p, r, key);
+      const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);
       team.for_channels(dim_v, [&](int slot, int channel) {
         block_acc[slot] = block_acc[slot] * rescale + weight * to_float(v[channel]);
       });

@@ -20,6 +20,8 @@ enum Feature : uint32_t {
   kAccumulation = 1 << 8,
   kDelta = 1 << 9,  // given, or wanted
   kLseGradient = 1 << 10,
+  kPagedCache = 1 << 11,
+  kCacheEntries = 1 << 12,  // sequences choose their entries of a contiguous cache
 };
 
 // Sequences of lengths of their own. A packed tensor is [1, head, total, channel] and holds them one after the other; a
@@ -31,6 +33,19 @@ struct Ragged {
   int64_t total_q = 0, total_k = 0;     // rows of the packed tensors
   const int32_t* lengths_q = nullptr;   // [batch], rows in use of each sequence; null: all
   const int32_t* left_pad_k = nullptr;  // [batch], slots before the first key of each sequence
+};
+
+// How the keys of decode lie in a cache, where not sequence b in its entry b. All pointers are of the device.
+struct Paging {
+  // Pages: slot s of a sequence is slot s % page_size of its page number s / page_size, k and v are [page, head, slot,
+  // channel]. The page's id is table[b * table_stride + number] or, with indptr, table[indptr[b] + number].
+  const void* table = nullptr;  // int32 or int64; null: contiguous
+  const int32_t* indptr = nullptr;
+  int64_t table_stride = 0, page_size = 0;
+  bool wide_ids = false;
+  // Contiguous: [batch], the entry of each sequence; null: b.
+  const int32_t* entries = nullptr;
+  int64_t num_pages = 0;  // pages or entries that there are
 };
 
 // From the scaled product to the score, before the mask.
@@ -51,6 +66,7 @@ struct Dropout {
 struct Features {
   uint32_t used = 0;  // bits of Feature
   Ragged ragged;
+  Paging paging;
   ScoreModifiers score;
   Elements sinks;  // [query head]; data null: none
   Dropout dropout;

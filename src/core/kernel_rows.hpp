@@ -59,6 +59,8 @@ inline Refusal refuse_features(const Problem& problem, uint32_t taken = 0) {
       {kAccumulation, "does not accumulate into its outputs"},
       {kDelta, "neither takes nor returns delta"},
       {kLseGradient, "takes no gradient of the LSE"},
+      {kPagedCache, "takes no paged caches"},
+      {kCacheEntries, "takes no cache_batch_idx"},
   };
   for (const auto& row : kReasons)
     if ((problem.features->used & ~taken & row.feature) != 0) return {row.reason};

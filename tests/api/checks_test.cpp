@@ -438,7 +438,6 @@ TEST(Checks, OutputsAndGradients) {
 TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
   constexpr auto kUnsupported = CUFLASH_ERROR_UNSUPPORTED;
   static const float kFloat = 1;
-  static const int32_t kInt = 1;
   static const uint32_t kWord = 1;
   expect_forward_and_backward({
       {"tree_mask", kUnsupported, [](SmallProblem& s) { s.problem.tree_mask = &kWord; }},
@@ -448,12 +447,6 @@ TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
       {"math_mode", kUnsupported, [](SmallProblem& s) { s.problem.math_mode = CUFLASH_MATH_TF32; }},
   });
   const std::pair<const char*, std::function<void(SmallProblem&)>> caches[] = {
-      {"layout", [](SmallProblem& c) { c.cache.layout = CUFLASH_CACHE_PAGED; }},
-      {"id_bits", [](SmallProblem& c) { c.cache.id_bits = 64; }},
-      {"page_size", [](SmallProblem& c) { c.cache.page_size = 16; }},
-      {"cache_batch_idx", [](SmallProblem& c) { c.cache.cache_batch_idx = &kInt; }},
-      {"block_table", [](SmallProblem& c) { c.cache.block_table = &kInt; }},
-      {"page_indptr", [](SmallProblem& c) { c.cache.page_indptr = &kInt; }},
       {"k_scale", [](SmallProblem& c) { c.cache.k_scale = &kFloat; }},
       {"scale_group", [](SmallProblem& c) { c.cache.scale_group = 32; }},
   };
@@ -463,6 +456,73 @@ TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
     EXPECT_EQ(c.decode(), kUnsupported) << name;
     EXPECT_TRUE(message_names(name));
     EXPECT_TRUE(c.nothing_written());
+  }
+}
+
+TEST(Checks, LayoutsOfCaches) {
+  static const int32_t kInts[] = {0, 0, 0, 0};
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  constexpr auto kNull = CUFLASH_ERROR_NULL_POINTER;
+  const auto paged = [](SmallProblem& s) {  // two pages of 3 slots for each of two sequences
+    s.cache.layout = CUFLASH_CACHE_PAGED;
+    s.cache.page_size = 3;
+    s.cache.num_pages = 3;
+    s.cache.block_table = kInts;
+    s.cache.block_table_stride = 2;
+  };
+  const auto csr = [&](SmallProblem& s) {
+    paged(s);
+    s.cache.layout = CUFLASH_CACHE_PAGED_CSR;
+    s.cache.block_table = nullptr;
+    s.cache.block_table_stride = 0;
+    s.cache.page_indptr = kInts;
+    s.cache.page_indices = kInts;
+  };
+  SmallProblem by_table, by_indices;
+  paged(by_table);
+  EXPECT_EQ(by_table.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  csr(by_indices);
+  EXPECT_EQ(by_indices.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(SmallProblem&)> spoil;
+  } bad[] = {
+      {"cache.layout", kValue, [](SmallProblem& s) { s.cache.layout = 3; }},
+      {"cache.id_bits", kValue, [](SmallProblem& s) { s.cache.id_bits = 64; }},
+      {"cache.page_size", kValue, [](SmallProblem& s) { s.cache.page_size = 16; }},
+      {"cache.block_table", kValue, [](SmallProblem& s) { s.cache.block_table = kInts; }},
+      {"cache.page_indptr", kValue, [](SmallProblem& s) { s.cache.page_indptr = kInts; }},
+      {"cache.id_bits", kValue, [&](SmallProblem& s) { paged(s), s.cache.id_bits = 16; }},
+      {"cache.page_size", CUFLASH_ERROR_INVALID_DIMENSION,
+       [&](SmallProblem& s) { paged(s), s.cache.page_size = 0; }},
+      {"cache.num_pages", CUFLASH_ERROR_INVALID_DIMENSION,
+       [&](SmallProblem& s) { paged(s), s.cache.num_pages = -1; }},
+      {"cache.block_table_stride", kValue,
+       [&](SmallProblem& s) { paged(s), s.cache.block_table_stride = -1; }},
+      {"cache.block_table", kNull,
+       [&](SmallProblem& s) { paged(s), s.cache.block_table = nullptr; }},
+      {"cache.block_table", CUFLASH_ERROR_MISALIGNED,
+       [&](SmallProblem& s) {
+         paged(s), s.cache.block_table = reinterpret_cast<const char*>(kInts) + 2;
+       }},
+      {"cache.cache_batch_idx", kValue,
+       [&](SmallProblem& s) { paged(s), s.cache.cache_batch_idx = kInts; }},
+      {"cache.page_indptr", kNull, [&](SmallProblem& s) { csr(s), s.cache.page_indptr = nullptr; }},
+      {"cache.page_indices", kNull,
+       [&](SmallProblem& s) { csr(s), s.cache.page_indices = nullptr; }},
+      {"cache.block_table", kValue, [&](SmallProblem& s) { csr(s), s.cache.block_table = kInts; }},
+      {"cache.num_pages", CUFLASH_ERROR_DIMENSION_MISMATCH,
+       [](SmallProblem& s) { s.cache.num_pages = 1; }},
+      {"problem.o", CUFLASH_ERROR_ALIASING,
+       [&](SmallProblem& s) { paged(s), s.cache.block_table = s.o.data(); }},
+  };
+  for (const auto& row : bad) {
+    SmallProblem s;
+    row.spoil(s);
+    EXPECT_EQ(s.decode(), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_TRUE(s.nothing_written());
   }
 }
 

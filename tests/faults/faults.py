@@ -15,6 +15,7 @@ REFERENCE = "src/attention/reference.hpp"
 RAGGED = "src/attention/ragged.hpp"
 SCORE = "src/attention/score.hpp"
 DROPOUT = "src/attention/dropout.hpp"
+PAGING = "src/attention/paging.hpp"
 ROWS = "src/attention/reference_rows.hpp"
 FLOAT16 = "src/common/float16.hpp"
 TENSOR_VIEW = "src/common/tensor_view.hpp"
@@ -161,13 +162,13 @@ FAULTS = [
           "min64(first + kSumBlock, keys.end)", "min64(first + kSumBlock, keys.end - 1)",
           "CasesOfMasks.B26*"),
     Fault("values_swapped_in_pairs", REFERENCE,
-          "const T* v = value_of<T>(p, r, key);",
-          "const T* v = value_of<T>(p, r, (key ^ 1) < r.sequence.len_k ? key ^ 1 : key);",
+          "const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);",
+          "const T* v = p.v.row<T>(at.entry, r.head_kv, (at.slot ^ 1) < r.sequence.len_k ? at.slot ^ 1 : at.slot);",
           "CasesOfTails.B40*"),
     Fault("values_by_the_strides_of_keys", REFERENCE,
-          "const T* v = value_of<T>(p, r, key);",
+          "const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);",
           "const T* v = static_cast<const T*>(p.v.data) + "
-          "(key_of<T>(p, r, key) - static_cast<const T*>(p.k.data));",
+          "(p.k.row<T>(at.entry, r.head_kv, at.slot) - static_cast<const T*>(p.k.data));",
           "CasesOfLayouts.B72*"),
     Fault("head_modulo", PROBLEM,
           "return head_q / (heads_q / heads_kv);", "return head_q % heads_kv;",
@@ -238,6 +239,14 @@ FAULTS = [
     Fault("longest_length_ignored", RAGGED,
           "min64(total - rows.first, max_len)", "total - rows.first",
           "CasesOfRaggedBatches.B98*"),
+    # ---- pages ----
+    Fault("page_size_of_two", PAGING, "slot / paging.page_size", "slot / 2 * 2 / paging.page_size", "CasesOfPages.B102*"),
+    Fault("table_of_the_first_sequence", PAGING, "b * paging.table_stride", "0 * paging.table_stride",
+          "CasesOfPages.B102*"),
+    Fault("ids_outside_the_pool_read", PAGING,
+          "page >= 0 && page < paging.num_pages}", "page >= 0}", "CasesOfPages.B101_Ids*"),
+    Fault("pages_of_a_sequence_not_counted", PAGING, "* paging.page_size;", "* paging.page_size + 16;",
+          "CasesOfPages.B100*"),
     # ---- score modifiers ----
     Fault("softcap_without_its_derivative", SCORE, "1.0f - t * t}", "1.0f}", "CasesOfModifiers.B135*"),
     Fault("slopes_of_kv_heads", SCORE,

@@ -322,6 +322,11 @@ Rows query_rows(const cuflash_problem_t& p) {
 Rows key_rows(const cuflash_problem_t& p, int64_t len_k) {
   return p.cu_seqlens_k != nullptr ? Rows{1, p.total_k} : Rows{p.batch, len_k};
 }
+Rows cache_rows(const cuflash_problem_t& p, const cuflash_kv_cache_t& cache) {
+  if (cache.layout != CUFLASH_CACHE_CONTIGUOUS) return {cache.num_pages, cache.page_size};
+  const bool entries = cache.cache_batch_idx != nullptr && cache.num_pages > 0;
+  return {entries ? cache.num_pages : p.batch, cache.max_len};
+}
 // Of each pass: rows of queries with the keys of their sequences, keys with their rows, entries of the bias.
 bool is_heavy(const cuflash_problem_t& p, int64_t len_k) {
   const Rows q = query_rows(p), k = key_rows(p, len_k);
@@ -470,10 +475,10 @@ void wrote_workspace(const cuflash_problem_t& p) {
 
 // Forward, and decode with the cache's k and v. Without rows a call touches nothing.
 void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cuflash_tensor_t& v,
-                 int64_t len_k) {
+                 const Rows& keys) {
   if (is_empty(p.batch, p.heads_q, p.len_q)) return;
   const int64_t item = bytes_of(p.q.dtype);
-  const Rows rows = query_rows(p), keys = key_rows(p, len_k);
+  const Rows rows = query_rows(p);
   read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, item);
   read(k, keys.batch, heads_kv_of(p), keys.rows, p.head_dim, item);
   if ((p.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0)
@@ -620,7 +625,8 @@ void fuzz_forward(Input& in) {
   const Handle handle(in);
   const cuflash_status_t status =
       checked(cuflash_attention_forward(handle, p.pointer(), pick_stream(in)));
-  if (status == CUFLASH_SUCCESS) ran_forward(p.seen(), p.seen().k, p.seen().v, p.seen().len_k);
+  if (status == CUFLASH_SUCCESS)
+    ran_forward(p.seen(), p.seen().k, p.seen().v, key_rows(p.seen(), p.seen().len_k));
   size_t bytes = 0;
   check_size(status, checked(cuflash_forward_workspace_size(handle, p.pointer(), &bytes)), p.seen(),
              bytes);
@@ -685,9 +691,25 @@ cuflash_kv_cache_t make_cache(Input& in, const Shape& s) {
   cache.k = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
   cache.v = make_tensor(in, s.heads_kv, s.len_k, s.dim, 0);
   cache.max_len = s.len_k;
+  const int layout = in.ConsumeIntegralInRange(0, 4);
+  if (layout == CUFLASH_CACHE_PAGED || layout == CUFLASH_CACHE_PAGED_CSR) {
+    cache.layout = layout;
+    cache.page_size = in.ConsumeIntegralInRange(1, 5);
+    cache.num_pages = in.ConsumeIntegralInRange(0, 5);
+    cache.id_bits = in.ConsumeIntegralInRange(0, 2) * 32;
+    if (layout == CUFLASH_CACHE_PAGED) cache.block_table_stride = in.ConsumeIntegralInRange(0, 9);
+  }
   overwrite_fields(in, &cache);
   cache.k.data = memory().pick(in, kK), cache.v.data = memory().pick(in, kV);
   cache.lengths = in.ConsumeBool() ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
+  cache.block_table = layout == CUFLASH_CACHE_PAGED ? memory().pick(in, kLengths) : nullptr;
+  // Offsets into the indices cannot be checked: these, -2 to 8, stay inside the buffer of the indices.
+  const bool csr = layout == CUFLASH_CACHE_PAGED_CSR;
+  cache.page_indptr = csr ? reinterpret_cast<int32_t*>(memory().at(kLengths)) : nullptr;
+  cache.page_indices = csr ? memory().at(kOffsets) + 256 : nullptr;
+  cache.cache_batch_idx =
+      layout == 3 ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
+  cache.k_scale = cache.v_scale = cache.k_zero = cache.v_zero = nullptr;
   return cache;
 }
 
@@ -696,8 +718,9 @@ void fuzz_decode(Input& in) {
   cuflash_problem_t problem = make_problem(in, s, true);
   cuflash_kv_cache_t cache = make_cache(in, s);
   for (cuflash_tensor_t* t : {&cache.k, &cache.v})
-    t->data = unless_far(*t, problem.batch, heads_kv_of(problem), cache.max_len,
-                         std::max(problem.head_dim, dim_v_of(problem)));
+    t->data =
+        unless_far(*t, cache_rows(problem, cache).batch, heads_kv_of(problem),
+                   cache_rows(problem, cache).rows, std::max(problem.head_dim, dim_v_of(problem)));
   if (is_heavy(problem, cache.max_len)) problem.q.data = memory().unreadable();
   cache.struct_size = sizeof cache;
   fit_workspace(in, &problem, [&](size_t* bytes) {
@@ -708,7 +731,8 @@ void fuzz_decode(Input& in) {
   const Handle handle(in);
   const cuflash_status_t status =
       checked(cuflash_attention_decode(handle, p.pointer(), c.pointer(), pick_stream(in)));
-  if (status == CUFLASH_SUCCESS) ran_forward(p.seen(), c.seen().k, c.seen().v, c.seen().max_len);
+  if (status == CUFLASH_SUCCESS)
+    ran_forward(p.seen(), c.seen().k, c.seen().v, cache_rows(p.seen(), c.seen()));
   size_t bytes = 0;
   check_size(status,
              checked(cuflash_decode_workspace_size(handle, p.pointer(), c.pointer(), &bytes)),

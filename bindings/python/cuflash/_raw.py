@@ -252,9 +252,9 @@ class cuflash_cache_layout(IntEnum):
 
     #: entry b of the cache holds sequence b
     CUFLASH_CACHE_CONTIGUOUS = 0
-    #: a block table names the pages of each sequence; not implemented yet
+    #: a block table names the pages of each sequence
     CUFLASH_CACHE_PAGED = 1
-    #: indptr and indices name them; not implemented yet
+    #: indptr and indices name them
     CUFLASH_CACHE_PAGED_CSR = 2
 
 
@@ -584,15 +584,16 @@ class cuflash_kv_cache_t(Struct):
         ("page_size", c_int64),
         #: device [B], valid keys of each sequence; NULL: max_len
         ("lengths", c_void_p),
-        #: device [B], entry of each sequence; not implemented yet
+        #: contiguous: device [B], entry of each sequence (one that the cache lacks: no keys); NULL:
+        #: entry b
         ("cache_batch_idx", c_void_p),
-        #: device [B, columns]; not implemented yet
+        #: device [B, columns]: page ids, max_len / page_size of them, rounded up
         ("block_table", c_void_p),
         #: ids from one row to the next
         ("block_table_stride", c_int64),
-        #: device [B+1]; not implemented yet
+        #: device [B+1], rising: the first index of each sequence
         ("page_indptr", c_void_p),
-        #: device; not implemented yet
+        #: device [indptr[B]]: page ids; lengths are cut to their pages
         ("page_indices", c_void_p),
         #: device; quantised caches, not implemented yet
         ("k_scale", c_void_p),
@@ -922,7 +923,10 @@ def cuflash_attention_backward(handle, problem, gradients, stream):
 def cuflash_attention_decode(handle, problem, cache, stream):
     """Attention of len_q >= 0 new tokens over a cache; problem.k and problem.v must be all zero.
     With the bottom-right alignment row i of sequence b sits at lengths[b] - len_q + i: append
-    first, then attend. A length outside 0 to max_len is cut to that range. Statuses as forward."""
+    first, then attend. A length outside 0 to max_len is cut to that range. In a paged cache slot s
+    of a sequence is slot s % page_size of its page number s / page_size; table entries past its
+    length are not read, and an id outside 0 to num_pages - 1 hides its keys. Statuses as
+    forward."""
 
 
 @function(cuflash_status_t, [cuflash_handle_t, POINTER(cuflash_kv_cache_t),

@@ -190,9 +190,9 @@ kv_cache.layout
 const cuflash_cache_layout = Int32
 # entry b of the cache holds sequence b
 const CUFLASH_CACHE_CONTIGUOUS = Int32(0)
-# a block table names the pages of each sequence; not implemented yet
+# a block table names the pages of each sequence
 const CUFLASH_CACHE_PAGED = Int32(1)
-# indptr and indices name them; not implemented yet
+# indptr and indices name them
 const CUFLASH_CACHE_PAGED_CSR = Int32(2)
 
 """
@@ -470,15 +470,16 @@ struct cuflash_kv_cache_t
     page_size::Int64
     # device [B], valid keys of each sequence; NULL: max_len
     lengths::Ptr{Int32}
-    # device [B], entry of each sequence; not implemented yet
+    # contiguous: device [B], entry of each sequence (one that the cache lacks: no keys); NULL:
+    # entry b
     cache_batch_idx::Ptr{Int32}
-    # device [B, columns]; not implemented yet
+    # device [B, columns]: page ids, max_len / page_size of them, rounded up
     block_table::Ptr{Cvoid}
     # ids from one row to the next
     block_table_stride::Int64
-    # device [B+1]; not implemented yet
+    # device [B+1], rising: the first index of each sequence
     page_indptr::Ptr{Int32}
-    # device; not implemented yet
+    # device [indptr[B]]: page ids; lengths are cut to their pages
     page_indices::Ptr{Cvoid}
     # device; quantised caches, not implemented yet
     k_scale::Ptr{Cvoid}
@@ -866,7 +867,9 @@ end
 """
 Attention of len_q >= 0 new tokens over a cache; problem.k and problem.v must be all zero. With the
 bottom-right alignment row i of sequence b sits at lengths[b] - len_q + i: append first, then
-attend. A length outside 0 to max_len is cut to that range. Statuses as forward.
+attend. A length outside 0 to max_len is cut to that range. In a paged cache slot s of a sequence is
+slot s % page_size of its page number s / page_size; table entries past its length are not read, and
+an id outside 0 to num_pages - 1 hides its keys. Statuses as forward.
 """
 function cuflash_attention_decode(handle, problem, cache, stream)
     ccall(symbol(:cuflash_attention_decode), cuflash_status_t, (cuflash_handle_t,

@@ -182,9 +182,9 @@ pub const CUFLASH_GRADIENTS_DELTA_GIVEN: cuflash_gradients_flag = 2;
 pub type cuflash_cache_layout = i32;
 /// entry b of the cache holds sequence b
 pub const CUFLASH_CACHE_CONTIGUOUS: cuflash_cache_layout = 0;
-/// a block table names the pages of each sequence; not implemented yet
+/// a block table names the pages of each sequence
 pub const CUFLASH_CACHE_PAGED: cuflash_cache_layout = 1;
-/// indptr and indices name them; not implemented yet
+/// indptr and indices name them
 pub const CUFLASH_CACHE_PAGED_CSR: cuflash_cache_layout = 2;
 
 /// Bits of cuflash_merge.flags.
@@ -550,15 +550,16 @@ pub struct cuflash_kv_cache {
     pub page_size: i64,
     /// device \[B\], valid keys of each sequence; NULL: max_len
     pub lengths: *const i32,
-    /// device \[B\], entry of each sequence; not implemented yet
+    /// contiguous: device \[B\], entry of each sequence (one that the cache lacks: no keys); NULL:
+    /// entry b
     pub cache_batch_idx: *const i32,
-    /// device \[B, columns\]; not implemented yet
+    /// device \[B, columns\]: page ids, max_len / page_size of them, rounded up
     pub block_table: *const c_void,
     /// ids from one row to the next
     pub block_table_stride: i64,
-    /// device \[B+1\]; not implemented yet
+    /// device \[B+1\], rising: the first index of each sequence
     pub page_indptr: *const i32,
-    /// device; not implemented yet
+    /// device \[indptr\[B\]\]: page ids; lengths are cut to their pages
     pub page_indices: *const c_void,
     /// device; quantised caches, not implemented yet
     pub k_scale: *const c_void,
@@ -961,8 +962,10 @@ extern "C" {
 
     /// Attention of len_q \>= 0 new tokens over a cache; problem.k and problem.v must be all zero.
     /// With the bottom-right alignment row i of sequence b sits at lengths\[b\] \- len_q \+ i:
-    /// append first, then attend. A length outside 0 to max_len is cut to that range. Statuses as
-    /// forward.
+    /// append first, then attend. A length outside 0 to max_len is cut to that range. In a paged
+    /// cache slot s of a sequence is slot s % page_size of its page number s / page_size; table
+    /// entries past its length are not read, and an id outside 0 to num_pages \- 1 hides its keys.
+    /// Statuses as forward.
     pub fn cuflash_attention_decode(
         handle: cuflash_handle_t,
         problem: *const cuflash_problem_t,
