@@ -6,7 +6,8 @@
 //
 // One run of the plain algorithm is one sample of its error, and in a block of few numbers that sample may be tiny by
 // luck. judge() therefore takes more samples (see plain()) where the first does not excuse an error, and the
-// largest counts.
+// largest counts. For a backward pass half of them work from the O that it was given: with few channels the error of that,
+// which is the forward's, may be most of dQ's.
 #pragma once
 
 #include <string>

@@ -157,12 +157,13 @@ class Attention {
   using Real = typename Precision::Real;
 
  public:
-  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation)
+  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given_o = false)
       : p_(problem),
         in_(inputs),
         precision_{problem.dtype, problem.output_dtype()},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
+        o_of_delta_(given_o ? inputs.o : out_.o),
         random_(variation) {}
 
   Results run() {
@@ -304,7 +305,7 @@ class Attention {
   void backward_row(int64_t b, int64_t head, int64_t i, const Matrix<Real>& k,
                     const Matrix<Real>& v, Real* dk, Real* dv) {
     const std::vector<Real> q = real_row(in_.q, b, head, i), d_o = real_row(in_.d_o, b, head, i);
-    const std::vector<Real> o = real_row(out_.o, b, head, i);
+    const std::vector<Real> o = real_row(o_of_delta_, b, head, i);
     Real delta = 0;
     for (size_t c = 0; c < o.size(); ++c) delta += o[c] * d_o[c];
     if (p_.d_lse) delta -= static_cast<Real>(in_.d_lse.at(b, head, i));
@@ -331,8 +332,9 @@ class Attention {
   const Precision precision_;
   const Real scale_;
   const bool vary_;
-  Random random_;
   Results out_;
+  const Tensor& o_of_delta_;
+  Random random_;
   std::vector<int64_t> channels_, channels_v_, visible_;
   int64_t begin_ = 0, end_ = 0;
   std::vector<Real> scores_, d_p_, slope_, kept_;
@@ -348,6 +350,10 @@ Results oracle(const Problem& problem, const Inputs& inputs) {
 
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation) {
   return Attention<SamePrecision>(problem, inputs, variation).run();
+}
+
+Results plain_from_given_o(const Problem& problem, const Inputs& inputs, uint64_t variation) {
+  return Attention<SamePrecision>(problem, inputs, variation, true).run();
 }
 
 Results merge_oracle(const std::vector<Results>& parts, bool base2) {

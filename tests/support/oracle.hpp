@@ -108,6 +108,8 @@ Results oracle(const Problem& problem, const Inputs& inputs);
 // dS are rounded at another scale between 1 and 2, where they are not below the normal numbers of f16; P of decode may
 // be rebuilt from the fp32 LSE, as merging the parts of a split decode does.
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation = 0);
+// The same for kBackward with delta from inputs.o, whose rounding errors are the forward pass's.
+Results plain_from_given_o(const Problem& problem, const Inputs& inputs, uint64_t variation);
 
 // Merge of parts over disjoint keys in fp64: o and lse of all.
 Results merge_oracle(const std::vector<Results>& parts, bool base2);
