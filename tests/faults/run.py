@@ -101,7 +101,7 @@ def failed_tests(tests: pathlib.Path, pattern: str, device: str, library: pathli
     environment = dict(os.environ)
     if library is not None:
         environment["LD_LIBRARY_PATH"] = str(library)
-    chosen = ":".join(f"{part}/{device}" if part.endswith("*") else part for part in pattern.split(":"))
+    chosen = ":".join(f"{part}/{device}" if part.endswith("*") and "/" not in part else part for part in pattern.split(":"))
     try:
         done = subprocess.run([tests, f"--gtest_filter={chosen}", "--gtest_brief=1"], env=environment,
                               capture_output=True, text=True, timeout=timeout, errors="replace")

@@ -124,6 +124,25 @@ TEST_P(CasesOfLimits, B66_BatchOrHeadsOf65536) {
     }
 }
 
+// More keys than the second level of cache holds: kernels that order their tiles by heads come back to every head.
+TEST_P(CasesOfLimits, MoreKeysThanL2) {
+  const bool cpu = GetParam() == Device::kCpu;
+  for (const int64_t dim : {64, 128}) {
+    const int64_t heads = cpu ? 4 : 48 * 128 / dim;
+    Case c =
+        make_case(GetParam(), kForward, {2, heads, heads, cpu ? 2 : 130, cpu ? 64 : 2048, dim});
+    on_every_kernel(c, {Dtype::kBf16, Dtype::kF16}, [&](const Case& each) {
+      Inputs in = zero_inputs(each);
+      const auto value = [&](auto b, auto h) { return (b * heads + h) % 251; };
+      in.v.for_each([&](auto b, auto h, auto, auto, double& x) { x = value(b, h); });
+      Results r = run_ok(each, in);
+      r.o.for_each([&](auto b, auto h, auto row, auto, const double& x) {
+        EXPECT_EQ(x, value(b, h)) << "batch " << b << " head " << h << " row " << row;
+      });
+    });
+  }
+}
+
 TEST_P(CasesOfLimits, B67_DecodeBatchesAroundTheLimit) {
   for (const int64_t batch : {65535, 65536, 65537}) {
     Case c = make_case(GetParam(), kDecode, {batch, 1, 1, 1, 2, 8});
