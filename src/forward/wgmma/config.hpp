@@ -19,8 +19,8 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    {64, 3, 128, 2, "192 keys need 176 registers for S, P and O alone; there are 160"},
-    {128, 2, 128, 2, "176 keys take 208 KB"},
+    {64, 3, 128, 2, "144 keys spill: S, P and O alone need 140 of 160 registers"},
+    {128, 2, 128, 2, "160 keys are 4 % faster from 4096 keys on and 10 % slower up to 1024"},
 };
 
 constexpr Tile tile_of(int head_dim) {

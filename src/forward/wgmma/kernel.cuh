@@ -7,13 +7,15 @@
 //   producer, one thread    TMA loads of each tile's Q, then of its K and V tiles, as fast as places come free
 //   consumers, 64 rows each S = Q K^T from shared memory, softmax in registers, O += P V with P from registers
 //
-// A consumer keeps the tensor cores busy while it exponentiates: it issues the next S before this P V, and works on
-// the next scores while this P V runs. With several consumers a named barrier lets one issue its products while the
-// others exponentiate. While they write O the producer loads the next tile.
+// The consumers take turns: while the products of one run, the others exponentiate. While they write O the producer
+// loads the next tile.
 //
-//                    | key tile j                                       | key tile j + 1
-//   tensor cores     | S(j) = Q K(j)^T | O += P(j-1) V(j-1)             |
-//   consumer         | issue both      | wait S(j); max; wait O; rescale O, exp, round P(j)
+//   tensor cores  | O += P(j-1) V(j-1), S(j) = Q K(j)^T of one   | the same of the next            |
+//   that consumer | waits                                        | exp, sum and round P(j)         | waits
+//
+// Products and arithmetic share the register file: an instruction of a consumer takes about a cycle from the products of
+// another (docs/log/0016). So what counts is how few there are, and there is no look for the maximum of each tile: P is
+// taken under that of earlier keys, as long as its sums say that it may be.
 //
 // Shared memory: Q, O, then kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at
 // head_dim 128.
@@ -213,9 +215,10 @@ __device__ void issue_p_v(float (&o)[kCount], const uint32_t (&p)[kSteps][4], ui
 
 // Of a thread's two rows, g and g + 8 of its warp's 16.
 struct RowStates {
-  float m[2] = {negative_infinity(),
-                negative_infinity()};  // of the raw scores, equal in a row's four lanes
-  float l[2] = {0, 0};                 // of the weights that this lane computed
+  // What raw scores are compared with, equal in a row's four lanes: the greatest of a tile and of all before it.
+  float m[2] = {negative_infinity(), negative_infinity()};
+  float offset[2];      // -m * scale_log2; NaN where weigh() cannot work with m
+  float l[2] = {0, 0};  // of the weights that this lane computed
 };
 
 __device__ inline float quad_max(float x) {
@@ -238,66 +241,95 @@ __device__ void mask_scores(float (&scores)[kCount], const int (&begin)[2], cons
   }
 }
 
-// Rounds weights to the A operand of the next product.
-template <class Element, int kSteps, int kCount>
-__device__ void round_weights(const float (&weights)[kCount], uint32_t (&p)[kSteps][4]) {
-  static_assert(kCount == 8 * kSteps);
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i)
-    p[i / 4][i % 4] = device::pack16<Element>(weights[2 * i], weights[2 * i + 1]);
-}
-
-// Turns scores into weights p = 2^((score - m) * scale_log2). rescale(factor) is called with the factors of what was
-// summed before; it comes before the exponentials, whose unit is slow, so that its work and theirs mix.
-template <bool kMasked, class Element, int kCount, int kSteps, class Rescale>
-__device__ void softmax(float (&scores)[kCount], float scale_log2, RowStates& state,
-                        uint32_t (&p)[kSteps][4], Rescale rescale) {
-  float m[2][2] = {{state.m[0], state.m[1]}, {state.m[0], state.m[1]}};
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    m[i / 4 % 2][i / 2 % 2] = fmaxf(m[i / 4 % 2][i / 2 % 2], scores[i]);
-  float used[2], factor[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float now = quad_max(fmaxf(m[0][row], m[1][row]));
-    factor[row] = rescale_factor(state.m[row], now, scale_log2);
-    state.m[row] = now;
-    used[row] = now == negative_infinity() ? 0 : now;  // -inf - -inf is no number
-  }
-  // fma(x, c, -m * c) is off by the rounding of m * c: 2^-16 of the weight at most below this bound. Each row for
-  // itself: with one answer for all rows of a warp, a row's bits would depend on keys that only others see.
-  constexpr float kNear = 256;
-  const float offset[2] = {-used[0] * scale_log2, -used[1] * scale_log2};
-  const bool near[2] = {fabsf(offset[0]) < kNear, fabsf(offset[1]) < kNear};
-  float l[2][2] = {};  // of this tile alone: with the running sum among them they would drift
-  const auto exponentiate = [&](auto exponent) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int row = i / 2 % 2;
-      float weight = ptx::ex2_approx_ftz(exponent(scores[i], row));
-      // Not left to 2^-inf: with scale 0 that is NaN.
-      if (kMasked && scores[i] == negative_infinity()) weight = 0;
-      scores[i] = weight;
-      l[i / 4 % 2][row] += weight;
-    }
-    round_weights<Element>(scores, p);
-  };
-  rescale(factor);
-  if (__all_sync(kFullWarp, near[0] && near[1]))
-    exponentiate([&](float x, int row) { return fmaf(x, scale_log2, offset[row]); });
-  else
-    exponentiate([&](float x, int row) {
-      return near[row] ? fmaf(x, scale_log2, offset[row]) : (x - used[row]) * scale_log2;
-    });
-#pragma unroll
-  for (int row = 0; row < 2; ++row)
-    state.l[row] = state.l[row] * factor[row] + (l[0][row] + l[1][row]);
-}
-
 template <int kCount>
 __device__ void scale_rows(float (&o)[kCount], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) o[i] *= factor[i / 2 % 2];
+}
+
+// Turns scores into weights 2^exponent(score, row), rounded to the A operand of the next product, and sums them by row.
+template <class Element, int kCount, int kSteps, class Exponent>
+__device__ void exponentiate(const float (&scores)[kCount], Exponent exponent,
+                             uint32_t (&p)[kSteps][4], float (&sum)[2]) {
+  static_assert(kCount == 8 * kSteps);
+  float l[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const int row = i / 2 % 2;
+    const float w0 = ptx::ex2_approx_ftz(exponent(scores[i], row)),
+                w1 = ptx::ex2_approx_ftz(exponent(scores[i + 1], row));
+    l[0][row] += w0;
+    l[1][row] += w1;
+    p[i / 8][i / 2 % 4] = device::pack16<Element>(w0, w1);
+  }
+  sum[0] = l[0][0] + l[1][0];
+  sum[1] = l[0][1] + l[1][1];
+}
+
+// A tile's weights under an m that is not their own: good while no lane's part outweighs by this all that it had before.
+// A weight that is most of a row is thus 1 and rounds to itself. Measured without (docs/log/0016): twice the error.
+constexpr float kOutweighs = 8;
+constexpr float kMaxSum = 32768;  // f16 ends at 65504
+
+// The weights of a tile under the m that there is. Returns the rows (bits) for which this lane asks for another m; if any
+// lane of the warp does, nothing but p has changed.
+template <class Element, int kCount, int kSteps>
+__device__ uint32_t weigh(const float (&scores)[kCount], float scale_log2, RowStates& state,
+                          uint32_t (&p)[kSteps][4], bool* done) {
+  float sum[2];
+  exponentiate<Element>(
+      scores, [&](float x, int row) { return fmaf(x, scale_log2, state.offset[row]); }, p, sum);
+  uint32_t asks = 0;
+#pragma unroll
+  for (int row = 0; row < 2; ++row)
+    if (!(sum[row] <= fminf(kOutweighs * state.l[row], kMaxSum))) asks |= 1 << row;  // NaN asks
+  *done = __all_sync(kFullWarp, asks == 0);
+  if (*done) {
+    state.l[0] += sum[0];
+    state.l[1] += sum[1];
+  }
+  return asks;
+}
+
+// The weights of a tile after m was raised to the greatest score so far in the rows that a lane asks for. The other rows
+// get the bits that weigh() gave them: a row does not depend on its neighbours.
+template <class Element, int kCount, int kSteps, int kCountO>
+__device__ void weigh_under_new_maximum(const float (&scores)[kCount], float scale_log2,
+                                        uint32_t asks, RowStates& state, uint32_t (&p)[kSteps][4],
+                                        float (&o)[kCountO]) {
+  asks |= __shfl_xor_sync(kFullWarp, asks, 1);
+  asks |= __shfl_xor_sync(kFullWarp, asks, 2);
+  float m[2] = {state.m[0], state.m[1]};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) m[i / 2 % 2] = fmaxf(m[i / 2 % 2], scores[i]);
+  float used[2], factor[2];
+  bool near[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float greatest = quad_max(m[row]);
+    const float now = asks >> row & 1 ? greatest : state.m[row];
+    used[row] = now == negative_infinity() ? 0 : now;  // -inf - -inf is no number
+    factor[row] = ptx::ex2_approx_ftz((state.m[row] - used[row]) * scale_log2);
+    state.m[row] = now;
+    // fma(x, c, -m * c) is off by the rounding of m * c: 2^-16 of the weight at most below this bound.
+    constexpr float kNear = 256;
+    state.offset[row] = -used[row] * scale_log2;
+    near[row] = fabsf(state.offset[row]) < kNear;
+  }
+  float sum[2];
+  exponentiate<Element>(
+      scores,
+      [&](float x, int row) {
+        return near[row] ? fmaf(x, scale_log2, state.offset[row]) : (x - used[row]) * scale_log2;
+      },
+      p, sum);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    state.l[row] = state.l[row] * factor[row] + sum[row];
+    if (!near[row] || state.m[row] == negative_infinity())
+      state.offset[row] = bits_float(0x7fffffff);
+  }
+  scale_rows(o, factor);
 }
 
 // The named barriers that let consumers issue their products in turn.
@@ -309,7 +341,8 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
   constexpr int kTileN = Config::kTileN;
   const unsigned thread = threadIdx.x % 128;
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
-  const float scale_log2 = problem.scale * kLog2E;
+  // Never 0: a masked score of -inf stays -inf.
+  const float scale_log2 = fmaxf(problem.scale * kLog2E, 1.4e-45f);
   const auto take_turn = [&] { ptx::named_barrier_sync(kBarTurn + consumer, 256); };
   const auto pass_turn = [&] {
     ptx::named_barrier_arrive(kBarTurn + (consumer + 1) % Config::kConsumers, 256);
@@ -333,27 +366,25 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
       const uint32_t s_q = shared.q.tile(q_tile) + rows_offset;
       float scores[kTileN / 2];
       uint32_t p[kTileN / 16][4];
-      const auto weigh = [&](int i, auto rescale) {
-        // Keys are counted from the first that any row of the tile sees.
+      // Keys are counted from the first that any row of the tile sees.
+      const auto from_first = [&](int64_t k) {
+        return static_cast<int>(clamp64(k, work.keys.any.begin, work.keys.any.end) -
+                                work.keys.any.begin);
+      };
+      const int seen_by_all_begin = from_first(work.keys.all.begin),
+                seen_by_all_end = from_first(work.keys.all.end);
+      const auto mask = [&](int i) {
         const int key = i * kTileN;
-        const auto from_first = [&](int64_t k) {
-          return static_cast<int>(clamp64(k, work.keys.any.begin, work.keys.any.end) -
-                                  work.keys.any.begin);
-        };
-        if (key < from_first(work.keys.all.begin) || from_first(work.keys.all.end) - key < kTileN) {
-          int begin[2], end[2];
+        if (key >= seen_by_all_begin && seen_by_all_end - key >= kTileN) return;
+        int begin[2], end[2];
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const Range seen = visible_keys(problem.mask, work.shift,
-                                            work.tile_row + row_in_tile + 8 * r, problem.len_k);
-            begin[r] = from_first(seen.begin);
-            end[r] = from_first(seen.end);
-          }
-          mask_scores(scores, begin, end, key + 2 * static_cast<int>(lane_in_quad));
-          softmax<true, Element>(scores, scale_log2, state, p, rescale);
-        } else {
-          softmax<false, Element>(scores, scale_log2, state, p, rescale);
+        for (int r = 0; r < 2; ++r) {
+          const Range seen = visible_keys(problem.mask, work.shift,
+                                          work.tile_row + row_in_tile + 8 * r, problem.len_k);
+          begin[r] = from_first(seen.begin);
+          end[r] = from_first(seen.end);
         }
+        mask_scores(scores, begin, end, key + 2 * static_cast<int>(lane_in_quad));
       };
 
       shared.k.wait_full(kv_tile);
@@ -363,26 +394,27 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
       pass_turn();
       ptx::wgmma_wait<0>();
       release(shared.k, kv_tile);
-      weigh(0, [](const float(&)[2]) {});
+      mask(0);
+      constexpr uint32_t kBothRows = 3;
+      weigh_under_new_maximum<Element>(scores, scale_log2, kBothRows, state, p, o);
 
 #pragma unroll 1
       for (int i = 1; i < work.num_tiles; ++i) {
         ++kv_tile;
+        shared.v.wait_full(kv_tile - 1);
         shared.k.wait_full(kv_tile);
         take_turn();
         ptx::wgmma_fence();
-        issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
-        shared.v.wait_full(kv_tile - 1);
-        ptx::wgmma_fence();
         issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile - 1));
+        issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
         pass_turn();
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait<0>();
+        release(shared.v, kv_tile - 1);
         release(shared.k, kv_tile);
-        weigh(i, [&](const float(&factor)[2]) {
-          ptx::wgmma_wait<0>();
-          release(shared.v, kv_tile - 1);
-          scale_rows(o, factor);
-        });
+        mask(i);
+        bool done;
+        const uint32_t asks = weigh<Element>(scores, scale_log2, state, p, &done);
+        if (!done) weigh_under_new_maximum<Element>(scores, scale_log2, asks, state, p, o);
       }
       release(shared.q, q_tile);
       shared.v.wait_full(kv_tile);
