@@ -148,10 +148,11 @@ enum cuflash_dtype {
   CUFLASH_F32 = 1,           /**< IEEE binary32 */
   CUFLASH_F16 = 2,           /**< IEEE binary16 */
   CUFLASH_BF16 = 3,          /**< bfloat16 */
-  CUFLASH_FP8_E4M3 = 4,      /**< OCP E4M3; not implemented yet */
-  CUFLASH_FP8_E5M2 = 5,      /**< OCP E5M2; not implemented yet */
-  CUFLASH_INT8 = 6,          /**< caches only; not implemented yet */
-  CUFLASH_INT4 = 7           /**< caches only, two a byte; not implemented yet */
+  CUFLASH_FP8_E4M3 = 4,      /**< OCP E4M3, which has no infinity; caches only */
+  CUFLASH_FP8_E5M2 = 5,      /**< OCP E5M2; caches only */
+  CUFLASH_INT8 = 6,          /**< two's complement; caches only */
+  CUFLASH_INT4 =
+      7 /**< two's complement, two a byte, the even channel in its low half; caches only */
 };
 
 /** Devices other than a CUDA ordinal. */
@@ -383,7 +384,11 @@ typedef struct cuflash_gradients {
   void* dsinks; /**< out [Hq], dtype of the sinks; NULL: not wanted */
 } cuflash_gradients_t;
 
-/** A cache of keys and values. */
+/** A cache of keys and values. k and v may each have any dtype. Their elements are those stored, or with scales
+ * (stored - zero) * scale, where scale and zero of channel c of a slot lie at page * scale_page_stride + head *
+ * scale_head_stride + slot * scale_slot_stride + c / scale_group (c / 0: 0), page being the entry of a contiguous cache:
+ * strides of 0 give one scale to all pages, heads or slots. Those of slots that are not in use are not read. Int4 has
+ * even strides; an odd head_dim leaves the last half byte of a row unused. */
 typedef struct cuflash_kv_cache {
   uint32_t struct_size; /**< sizeof(cuflash_kv_cache_t) of the caller's header */
   uint32_t flags;       /**< zero */
@@ -404,14 +409,16 @@ typedef struct cuflash_kv_cache {
   int64_t block_table_stride;     /**< ids from one row to the next */
   const int32_t* page_indptr;     /**< device [B+1], rising: the first index of each sequence */
   const void* page_indices;  /**< device [indptr[B]]: page ids; lengths are cut to their pages */
-  const void* k_scale;       /**< device; quantised caches, not implemented yet */
-  const void* v_scale;       /**< device; not implemented yet */
-  const void* k_zero;        /**< device; not implemented yet */
-  const void* v_zero;        /**< device; not implemented yet */
+  const void* k_scale;       /**< device; NULL: 1 */
+  const void* v_scale;       /**< device; NULL: 1; with CUFLASH_PROBLEM_V_IS_K_PREFIX those of k */
+  const void* k_zero;        /**< device, int8 and int4 only; NULL: 0 */
+  const void* v_zero;        /**< device, int8 and int4 only; NULL: 0 */
   int64_t scale_page_stride; /**< elements; 0 repeats */
   int64_t scale_head_stride; /**< elements; 0 repeats */
   int64_t scale_slot_stride; /**< elements; 0 repeats */
   int64_t scale_group;       /**< channels that share a scale: 0 (all), 32, 64 or 128 */
+  int32_t scale_dtype;       /**< of scales and zeros: f32 (0 too), f16 or bf16 */
+  int32_t reserved;          /**< zero */
 } cuflash_kv_cache_t;
 
 /** New keys and values for a cache; see cuflash_kv_cache_append(). */

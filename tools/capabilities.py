@@ -122,10 +122,11 @@ def used(call: Call) -> None:
         fields(seqused_k=SOMEWHERE)(call)
 
 
-def quantised(call: Call) -> None:
-    for name in ("k", "v"):
-        getattr(call.cache, name).dtype = raw.CUFLASH_FP8_E4M3
-    cache_fields(k_scale=SOMEWHERE, v_scale=SOMEWHERE)(call)
+def cache_of(dtype: int, **values: int) -> Callable[[Call], None]:
+    def set_them(call: Call) -> None:
+        call.cache.k.dtype = call.cache.v.dtype = dtype
+        cache_fields(k_scale=SOMEWHERE, v_scale=SOMEWHERE, **values)(call)
+    return set_them
 
 
 ALL = ("forward", "backward", "decode")
@@ -155,7 +156,9 @@ FEATURES: list[tuple[str, tuple[str, ...], Callable[[Call], None]]] = [
     ("deterministic", ALL, flag(raw.CUFLASH_PROBLEM_DETERMINISTIC)),
     ("batch-invariant", ALL, flag(raw.CUFLASH_PROBLEM_BATCH_INVARIANT)),
     ("paged cache", ("decode",), cache_fields(layout=raw.CUFLASH_CACHE_PAGED, block_table=SOMEWHERE, page_size=16, num_pages=64)),
-    ("quantised cache", ("decode",), quantised),
+    ("fp8 cache with scales", ("decode",), cache_of(raw.CUFLASH_FP8_E4M3)),
+    ("int8 cache with scales and zero points", ("decode",), cache_of(raw.CUFLASH_INT8, k_zero=SOMEWHERE, v_zero=SOMEWHERE)),
+    ("int4 cache, a scale for 32 channels", ("decode",), cache_of(raw.CUFLASH_INT4, scale_group=32)),
     ("tree mask", ("decode",), fields(tree_mask=SOMEWHERE)),
 ]
 

@@ -81,18 +81,6 @@ Status refuse_problem_fields(const cuflash_problem_t& problem) {
   return CUFLASH_SUCCESS;
 }
 
-Status refuse_cache_fields(const cuflash_kv_cache_t& cache) {
-  CUFLASH_REFUSE(cache, k_scale);
-  CUFLASH_REFUSE(cache, v_scale);
-  CUFLASH_REFUSE(cache, k_zero);
-  CUFLASH_REFUSE(cache, v_zero);
-  CUFLASH_REFUSE(cache, scale_page_stride);
-  CUFLASH_REFUSE(cache, scale_head_stride);
-  CUFLASH_REFUSE(cache, scale_slot_stride);
-  CUFLASH_REFUSE(cache, scale_group);
-  return CUFLASH_SUCCESS;
-}
-
 // ---- extents and values -----------------------------------------------------------------------------
 
 Status check_extent(const char* name, int64_t value) {
@@ -211,15 +199,16 @@ struct Extents {
   bool empty() const { return batch == 0 || heads == 0 || rows == 0; }
 };
 
-Box make_box(const void* data, const Extents& extents, int64_t item_bytes,
+// Items of less than a byte have strides of whole bytes.
+Box make_box(const void* data, const Extents& extents, int64_t item_bits,
              const int64_t (&strides)[3]) {
   Box box;
   box.base = reinterpret_cast<uintptr_t>(data);
-  box.element_bytes = extents.channels * item_bytes;
+  box.element_bytes = ceil_div(extents.channels * item_bits, 8);
   const int64_t extent[] = {extents.batch, extents.heads, extents.rows};
   for (int d = 0; d < 3; ++d) {
     box.extent[d] = extent[d];
-    box.stride[d] = extent[d] > 1 ? strides[d] * item_bytes : 0;
+    box.stride[d] = extent[d] > 1 ? strides[d] * item_bits / 8 : 0;
   }
   return box;
 }
@@ -236,18 +225,24 @@ class Tensors {
 
   Status add(const char* name, const cuflash_tensor_t& t, const Extents& extents, Dtype dtype,
              Role role, TensorView* view) {
+    view->dtype = dtype;
+    return add_items(name, t, extents, dtype_bytes(dtype) * 8, role, view);
+  }
+
+  // The same of elements of any width; the view's dtype is left alone.
+  Status add_items(const char* name, const cuflash_tensor_t& t, const Extents& extents,
+                   int64_t item_bits, Role role, TensorView* view) {
     CUFLASH_CHECK((t.flags & ~uint32_t{CUFLASH_TENSOR_DENSE}) == 0, CUFLASH_ERROR_UNSUPPORTED,
                   "%s.flags: 0x%x; 0 or CUFLASH_TENSOR_DENSE", name, t.flags);
     for (const int64_t reserved : t.reserved)
       CUFLASH_CHECK(reserved == 0, CUFLASH_ERROR_UNSUPPORTED, "%s.reserved: must be zero", name);
     const bool dense = (t.flags & CUFLASH_TENSOR_DENSE) != 0;
     view->data = t.data;
-    view->dtype = dtype;
     view->row_stride = dense ? extents.channels : t.row_stride;
     view->head_stride = dense ? extents.rows * extents.channels : t.head_stride;
     view->batch_stride = dense ? extents.heads * extents.rows * extents.channels : t.batch_stride;
-    CUFLASH_TRY(add_box(name, t.data, extents, dtype_bytes(dtype), view->batch_stride,
-                        view->head_stride, view->row_stride, dense, role));
+    CUFLASH_TRY(add_box(name, t.data, extents, item_bits, view->batch_stride, view->head_stride,
+                        view->row_stride, dense, role));
     // Along an extent of 1 callers may have any stride, and no kernel shall meet one that it cannot take: tensor maps and
     // asynchronous copies want multiples of 16 bytes also where they step nowhere.
     if (extents.rows <= 1) view->row_stride = 0;
@@ -264,13 +259,13 @@ class Tensors {
     *view = dense ? RowStatsView{data, extents.heads * extents.rows, extents.rows, 1}
                   : RowStatsView{data, batch_stride, head_stride, row_stride};
     if (data == nullptr && optional) return CUFLASH_SUCCESS;
-    CUFLASH_TRY(add_box(name, data, extents, 4, view->batch_stride, view->head_stride,
+    CUFLASH_TRY(add_box(name, data, extents, 32, view->batch_stride, view->head_stride,
                         view->row_stride, dense, role));
     if (extents.batch <= 1) view->batch_stride = 0;  // as of tensors: see ragged.hpp
     return CUFLASH_SUCCESS;
   }
 
-  // The bias or its gradient. A stride of 0 repeats; in the gradient it sums.
+  // The bias or its gradient, and other arrays like them. A stride of 0 repeats; in the gradient it sums.
   Status add_bias(const char* name, void* data, const Extents& extents, Dtype dtype, Role role,
                   TensorView* view) {
     Extents own = extents;
@@ -280,7 +275,7 @@ class Tensors {
     view->data = data;
     view->dtype = dtype;
     if (extents.channels > 0)
-      CUFLASH_TRY(add_box(name, data, own, dtype_bytes(dtype), view->batch_stride,
+      CUFLASH_TRY(add_box(name, data, own, dtype_bytes(dtype) * 8, view->batch_stride,
                           view->head_stride, view->row_stride, false, role));
     if (own.batch == 1) view->batch_stride = 0;
     if (own.heads == 1) view->head_stride = 0;
@@ -322,15 +317,16 @@ class Tensors {
   bool aligned16() const { return aligned16_; }
 
  private:
-  static constexpr int kMaxOutputs = 8, kMaxInputs = 20;  // of the backward pass with everything
+  static constexpr int kMaxOutputs = 8,
+                       kMaxInputs = 20;  // of backward and of decode with everything
 
-  Status add_box(const char* name, const void* data, const Extents& extents, int64_t item_bytes,
+  Status add_box(const char* name, const void* data, const Extents& extents, int64_t item_bits,
                  int64_t batch_stride, int64_t head_stride, int64_t row_stride, bool dense,
                  Role role) {
     const int64_t extent[] = {extents.batch, extents.heads, extents.rows};
     const int64_t stride[] = {batch_stride, head_stride, row_stride};
     constexpr const char* kNames[] = {"batch_stride", "head_stride", "row_stride"};
-    int64_t last = (extents.channels - 1) * item_bytes;
+    int64_t bytes = ceil_div(extents.channels * item_bits, 8);
     for (int d = 0; d < 3; ++d) {
       CUFLASH_CHECK(stride[d] >= 0, CUFLASH_ERROR_INVALID_VALUE, "%s.%s: %lld; not negative", name,
                     kNames[d], static_cast<ll>(stride[d]));
@@ -338,30 +334,35 @@ class Tensors {
       if (extent[d] <= 1) continue;
       CUFLASH_CHECK(dense || stride[d] <= kMaxStride, CUFLASH_ERROR_INVALID_VALUE,
                     "%s.%s: %lld; at most 2^48", name, kNames[d], static_cast<ll>(stride[d]));
+      CUFLASH_CHECK(stride[d] * item_bits % 8 == 0, CUFLASH_ERROR_INVALID_VALUE,
+                    "%s.%s: %lld%s; even for int4, as two share a byte", name, kNames[d],
+                    static_cast<ll>(stride[d]), dense ? " of a dense tensor" : "");
+      const int64_t stride_bytes = stride[d] * item_bits / 8;
       int64_t reach;
-      const bool overflow = __builtin_mul_overflow(extent[d] - 1, stride[d] * item_bytes, &reach) ||
-                            __builtin_add_overflow(last, reach, &last);
-      CUFLASH_CHECK(!overflow && last < (int64_t{1} << 61), CUFLASH_ERROR_INVALID_VALUE,
+      const bool overflow = __builtin_mul_overflow(extent[d] - 1, stride_bytes, &reach) ||
+                            __builtin_add_overflow(bytes, reach, &bytes);
+      CUFLASH_CHECK(!overflow && bytes <= (int64_t{1} << 61), CUFLASH_ERROR_INVALID_VALUE,
                     "%s.%s: %lld reaches past 2^61 bytes", name, kNames[d],
                     static_cast<ll>(stride[d]));
       CUFLASH_CHECK(role == Role::kInput || stride[d] != 0 || extents.empty(),
                     CUFLASH_ERROR_ALIASING,
                     "%s.%s: 0 with an extent of %lld; an output cannot repeat", name, kNames[d],
                     static_cast<ll>(extent[d]));
-      aligned16_ = aligned16_ && (stride[d] * item_bytes) % 16 == 0;
+      aligned16_ = aligned16_ && stride_bytes % 16 == 0;
     }
     if (extents.empty()) return CUFLASH_SUCCESS;
     const auto address = reinterpret_cast<uintptr_t>(data);
     aligned16_ = aligned16_ && address % 16 == 0;
     if (purpose_ == Purpose::kQuery) return CUFLASH_SUCCESS;
     CUFLASH_CHECK(data != nullptr, CUFLASH_ERROR_NULL_POINTER, "%s: is NULL", name);
-    CUFLASH_CHECK(address % static_cast<uintptr_t>(item_bytes) == 0, CUFLASH_ERROR_MISALIGNED,
+    const int64_t alignment = max64(1, item_bits / 8);
+    CUFLASH_CHECK(address % static_cast<uintptr_t>(alignment) == 0, CUFLASH_ERROR_MISALIGNED,
                   "%s: address %p; must be a multiple of %lld", name, data,
-                  static_cast<ll>(item_bytes));
+                  static_cast<ll>(alignment));
     NamedBox& named = role == Role::kOutput ? out_[outputs_++] : in_[inputs_++];
     named.name = name;
-    named.box = make_box(data, extents, item_bytes, stride);
-    memory_->add(name, data, last + item_bytes);
+    named.box = make_box(data, extents, item_bits, stride);
+    memory_->add(name, data, bytes);
     return CUFLASH_SUCCESS;
   }
 
@@ -416,6 +417,17 @@ Status check_array_dtype(const char* name, int32_t dtype, Dtype otherwise, Dtype
   return CUFLASH_SUCCESS;
 }
 
+// Of K or V: that of q, in a cache any.
+Status check_key_dtype(const char* name, int32_t dtype, const Problem& p, StoredDtype* result) {
+  *result = static_cast<StoredDtype>(p.dtype);
+  if (p.operation != Operation::kDecode) return check_tensor_dtype(name, dtype, p.dtype);
+  CUFLASH_CHECK(
+      dtype >= CUFLASH_DTYPE_DEFAULT && dtype <= CUFLASH_INT4, CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+      "%s.dtype: %d (%s); 0 or one of enum cuflash_dtype", name, dtype, dtype_name(dtype));
+  if (dtype != CUFLASH_DTYPE_DEFAULT) *result = static_cast<StoredDtype>(dtype);
+  return CUFLASH_SUCCESS;
+}
+
 // The parts of a merge, or one of its outputs as a series of one.
 struct PartSeries {
   const char* name;
@@ -424,7 +436,8 @@ struct PartSeries {
   PartSeries(const char* series_name, const TensorView& t, const Extents& extents,
              int64_t item_bytes, int64_t part_stride, int64_t num_parts)
       : name(series_name),
-        box(make_box(t.data, extents, item_bytes, {t.batch_stride, t.head_stride, t.row_stride})) {
+        box(make_box(t.data, extents, item_bytes * 8,
+                     {t.batch_stride, t.head_stride, t.row_stride})) {
     box.extent[3] = num_parts;
     box.stride[3] = part_stride * item_bytes;
   }
@@ -713,12 +726,14 @@ Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_nam
                              const cuflash_tensor_t& v, Extents keys, CheckedProblem* checked,
                              Tensors* tensors) {
   Problem& p = checked->problem;
-  CUFLASH_TRY(check_tensor_dtype(k_name, k.dtype, p.dtype));
-  CUFLASH_TRY(tensors->add(k_name, k, keys, p.dtype, Role::kInput, &p.k));
+  CacheFormat& format = checked->features.format;
+  p.k.dtype = p.v.dtype = p.dtype;
+  CUFLASH_TRY(check_key_dtype(k_name, k.dtype, p, &format.k.dtype));
+  CUFLASH_TRY(tensors->add_items(k_name, k, keys, stored_bits(format.k.dtype), Role::kInput, &p.k));
   if ((problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0) {
-    CUFLASH_TRY(check_tensor_dtype(v_name, v.dtype, p.dtype));
+    CUFLASH_TRY(check_key_dtype(v_name, v.dtype, p, &format.v.dtype));
     keys.channels = p.head_dim_v;
-    return tensors->add(v_name, v, keys, p.dtype, Role::kInput, &p.v);
+    return tensors->add_items(v_name, v, keys, stored_bits(format.v.dtype), Role::kInput, &p.v);
   }
   CUFLASH_CHECK(is_zero(v), CUFLASH_ERROR_INVALID_VALUE,
                 "%s: must be all zero with CUFLASH_PROBLEM_V_IS_K_PREFIX", v_name);
@@ -727,6 +742,77 @@ Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_nam
                 "CUFLASH_PROBLEM_V_IS_K_PREFIX",
                 static_cast<ll>(p.head_dim_v), static_cast<ll>(p.head_dim));
   p.v = p.k;
+  format.v.dtype = format.k.dtype;
+  return CUFLASH_SUCCESS;
+}
+
+// The scales and zero points of a cache whose tensors have been checked; `keys` are their extents.
+Status check_scales(const cuflash_problem_t& problem, const cuflash_kv_cache_t& cache,
+                    const Extents& keys, CheckedProblem* checked, Tensors* tensors) {
+  const Problem& p = checked->problem;
+  CacheFormat& format = checked->features.format;
+  const void* any = nullptr;
+  for (const void* array : {cache.k_scale, cache.v_scale, cache.k_zero, cache.v_zero})
+    if (array != nullptr) any = array;
+  const struct {
+    const char* name;
+    int64_t value;
+  } strides[] = {{"cache.scale_page_stride", cache.scale_page_stride},
+                 {"cache.scale_head_stride", cache.scale_head_stride},
+                 {"cache.scale_slot_stride", cache.scale_slot_stride}};
+  for (const auto& stride : strides) {
+    CUFLASH_TRY(refuse_stray(stride.name, stride.value, "scales and zero points", any));
+    CUFLASH_CHECK(stride.value >= 0 && stride.value <= kMaxStride, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld; 0 to 2^48", stride.name, static_cast<ll>(stride.value));
+  }
+  CUFLASH_TRY(refuse_stray("cache.scale_group", cache.scale_group, "scales and zero points", any));
+  CUFLASH_TRY(refuse_stray("cache.scale_dtype", cache.scale_dtype, "scales and zero points", any));
+  CUFLASH_CHECK(cache.reserved == 0, CUFLASH_ERROR_UNSUPPORTED, "cache.reserved: must be zero");
+  const int64_t group = cache.scale_group;
+  CUFLASH_CHECK(group == 0 || group == 32 || group == 64 || group == 128,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "cache.scale_group: %lld; 0 (all channels), 32, 64 or 128", static_cast<ll>(group));
+  format.page_stride = cache.scale_page_stride;
+  format.head_stride = cache.scale_head_stride;
+  format.slot_stride = cache.scale_slot_stride;
+  format.group = static_cast<int32_t>(group);
+
+  Dtype dtype = Dtype::kF32;
+  CUFLASH_TRY(check_array_dtype("cache.scale_dtype", cache.scale_dtype, Dtype::kF32, &dtype));
+  const bool prefix = (problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) != 0;
+  const struct {
+    const char* name;
+    const void* data;
+    int64_t dim;
+    const CacheFormat::Side& side;
+    bool zero, of_v;
+    Elements* target;
+  } arrays[] = {
+      {"cache.k_scale", cache.k_scale, p.head_dim, format.k, false, false, &format.k.scale},
+      {"cache.k_zero", cache.k_zero, p.head_dim, format.k, true, false, &format.k.zero},
+      {"cache.v_scale", cache.v_scale, p.head_dim_v, format.v, false, true, &format.v.scale},
+      {"cache.v_zero", cache.v_zero, p.head_dim_v, format.v, true, true, &format.v.zero}};
+  for (const auto& array : arrays) {
+    if (array.data == nullptr) continue;
+    CUFLASH_CHECK(!prefix || !array.of_v, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: set with CUFLASH_PROBLEM_V_IS_K_PREFIX; that of k serves both", array.name);
+    CUFLASH_CHECK(!array.zero || is_integer(array.side.dtype), CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: set, but the elements are %s; zero points are for int8 and int4", array.name,
+                  dtype_name(static_cast<int32_t>(array.side.dtype)));
+    *array.target = {const_cast<void*>(array.data), dtype};
+    TensorView view;
+    view.batch_stride = format.page_stride;
+    view.head_stride = format.head_stride;
+    view.row_stride = format.slot_stride;
+    const int64_t groups = group == 0 ? 1 : ceil_div(array.dim, group);
+    CUFLASH_TRY(tensors->add_bias(array.name, array.target->data,
+                                  {keys.batch, keys.heads, keys.rows, groups}, dtype, Role::kInput,
+                                  &view));
+  }
+  if (prefix) format.v = format.k;
+  const auto same = static_cast<StoredDtype>(p.dtype);
+  if (any != nullptr || format.k.dtype != same || format.v.dtype != same)
+    checked->features.used |= kQuantisedCache;
   return CUFLASH_SUCCESS;
 }
 
@@ -953,7 +1039,6 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   CUFLASH_CHECK(problem.len_k == 0, CUFLASH_ERROR_INVALID_VALUE,
                 "problem.len_k: %lld; must be 0 in decode, cache.max_len tells",
                 static_cast<ll>(problem.len_k));
-  CUFLASH_TRY(refuse_cache_fields(cache));
   Problem& p = checked->problem;
   CUFLASH_TRY(check_extent("cache.max_len", cache.max_len));
   CUFLASH_TRY(check_extent("cache.num_pages", cache.num_pages));
@@ -972,6 +1057,7 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   CUFLASH_TRY(check_keys_and_values(problem, "cache.k", cache.k, "cache.v", cache.v, keys, checked,
                                     &tensors));
   CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
+  CUFLASH_TRY(check_scales(problem, cache, keys, checked, &tensors));
   p.lengths_k = cache.lengths;
   CUFLASH_TRY(tensors.add_array("cache.lengths", cache.lengths, p.batch));
   CUFLASH_TRY(add_page_tables(cache, p, purpose, &tensors));

@@ -12,14 +12,15 @@
 #include "attention/online_softmax.hpp"
 #include "attention/ragged.hpp"
 #include "attention/score.hpp"
+#include "attention/stored_row.hpp"
 #include "common/float16.hpp"
 
 namespace cuflash {
 
 // ---- rows of channels -----------------------------------------------------------------------------
 
-template <class Team, class T>
-CUFLASH_HOST_DEVICE float dot(const Team& team, const float* x, const T* y, int dim) {
+template <class Team, class Row>
+CUFLASH_HOST_DEVICE float dot(const Team& team, const float* x, const Row& y, int dim) {
   float sum = 0;
   team.for_channels(dim, [&](int slot, int channel) { sum += x[slot] * to_float(y[channel]); });
   return team.sum(sum);
@@ -157,14 +158,16 @@ CUFLASH_HOST_DEVICE OnlineSoftmax reference_forward_row(const Team& team, const 
     for (int64_t key = first; key < end; ++key) {
       const KeySlot at = key_slot(p, r.sequence.batch, r.sequence.first_k + key);
       if (!at.valid) continue;
-      const float product = dot(team, q, p.k.row<T>(at.entry, r.head_kv, at.slot), dim);
+      const float product = with_stored_row<T>(p, p.k, p.f.format.k, at, r.head_kv,
+                                               [&](const auto& k) { return dot(team, q, k, dim); });
       const Score score = score_of(p.f.score, p.scale, product, r.score, key);
       float weight;
       const float rescale = block.update(score.value, &weight);
       weight *= r.dropout.factor(key);  // of O alone: the sum is that before dropout
-      const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);
-      team.for_channels(dim_v, [&](int slot, int channel) {
-        block_acc[slot] = block_acc[slot] * rescale + weight * to_float(v[channel]);
+      with_stored_row<T>(p, p.v, p.f.format.v, at, r.head_kv, [&](const auto& v) {
+        team.for_channels(dim_v, [&](int slot, int channel) {
+          block_acc[slot] = block_acc[slot] * rescale + weight * to_float(v[channel]);
+        });
       });
     }
     float weight;

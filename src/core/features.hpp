@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/element.hpp"
+#include "common/quantised.hpp"
 #include "core/problem.hpp"
 
 namespace cuflash {
@@ -21,7 +22,8 @@ enum Feature : uint32_t {
   kDelta = 1 << 9,  // given, or wanted
   kLseGradient = 1 << 10,
   kPagedCache = 1 << 11,
-  kCacheEntries = 1 << 12,  // sequences choose their entries of a contiguous cache
+  kCacheEntries = 1 << 12,    // sequences choose their entries of a contiguous cache
+  kQuantisedCache = 1 << 13,  // elements of another dtype than the problem's, or with scales
 };
 
 // Sequences of lengths of their own. A packed tensor is [1, head, total, channel] and holds them one after the other; a
@@ -48,6 +50,18 @@ struct Paging {
   int64_t num_pages = 0;  // pages or entries that there are
 };
 
+// What the elements of a cache are kept as. Scales and zero points lie by these strides: [page or entry, head, slot,
+// group of channels].
+struct CacheFormat {
+  struct Side {
+    StoredDtype dtype = StoredDtype::kF32;
+    Elements scale, zero;  // data null: 1 and 0
+  };
+  Side k, v;
+  int64_t page_stride = 0, head_stride = 0, slot_stride = 0;
+  int32_t group = 0;  // channels that share a scale; 0: all
+};
+
 // From the scaled product to the score, before the mask.
 struct ScoreModifiers {
   float softcap = 0;  // 0: none
@@ -67,6 +81,7 @@ struct Features {
   uint32_t used = 0;  // bits of Feature
   Ragged ragged;
   Paging paging;
+  CacheFormat format;  // with kQuantisedCache
   ScoreModifiers score;
   Elements sinks;  // [query head]; data null: none
   Dropout dropout;

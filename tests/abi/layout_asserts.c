@@ -96,7 +96,7 @@ FIELD(cuflash_gradients_t, delta, 272, 8);
 FIELD(cuflash_gradients_t, dbias, 280, 8);
 FIELD(cuflash_gradients_t, dsinks, 288, 8);
 
-SIZE(cuflash_kv_cache_t, 280);
+SIZE(cuflash_kv_cache_t, 288);
 FIELD(cuflash_kv_cache_t, struct_size, 0, 4);
 FIELD(cuflash_kv_cache_t, flags, 4, 4);
 FIELD(cuflash_kv_cache_t, k, 8, 64);
@@ -120,6 +120,8 @@ FIELD(cuflash_kv_cache_t, scale_page_stride, 248, 8);
 FIELD(cuflash_kv_cache_t, scale_head_stride, 256, 8);
 FIELD(cuflash_kv_cache_t, scale_slot_stride, 264, 8);
 FIELD(cuflash_kv_cache_t, scale_group, 272, 8);
+FIELD(cuflash_kv_cache_t, scale_dtype, 280, 4);
+FIELD(cuflash_kv_cache_t, reserved, 284, 4);
 
 SIZE(cuflash_kv_append_t, 368);
 FIELD(cuflash_kv_append_t, struct_size, 0, 4);

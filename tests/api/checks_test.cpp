@@ -446,17 +446,96 @@ TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
       {"v_descale", kUnsupported, [](SmallProblem& s) { s.problem.v_descale = &kFloat; }},
       {"math_mode", kUnsupported, [](SmallProblem& s) { s.problem.math_mode = CUFLASH_MATH_TF32; }},
   });
-  const std::pair<const char*, std::function<void(SmallProblem&)>> caches[] = {
-      {"k_scale", [](SmallProblem& c) { c.cache.k_scale = &kFloat; }},
-      {"scale_group", [](SmallProblem& c) { c.cache.scale_group = 32; }},
+}
+
+TEST(Checks, QuantisedCaches) {
+  static const float kOnes[64] = {};
+  static std::vector<float> joint(SmallProblem::kLenK + SmallProblem::kQuerySize);
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  const auto int4 = [](SmallProblem& s) {  // the memory of f32 has room for more
+    s.cache.k.dtype = CUFLASH_INT4;
+    s.cache.k_scale = s.cache.k_zero = kOnes;
   };
-  for (const auto& [name, spoil] : caches) {
-    SmallProblem c;
-    spoil(c);
-    EXPECT_EQ(c.decode(), kUnsupported) << name;
-    EXPECT_TRUE(message_names(name));
-    EXPECT_TRUE(c.nothing_written());
+  const auto strided = [](SmallProblem& s) {
+    s.cache.k.dtype = CUFLASH_INT4;
+    s.cache.k.flags = 0;
+    s.cache.k.row_stride = 10, s.cache.k.head_stride = 50, s.cache.k.batch_stride = 100;
+  };
+  const auto scaled = [](SmallProblem& s) { s.cache.v_scale = kOnes; };
+  for (const std::function<void(SmallProblem&)>& change :
+       {std::function<void(SmallProblem&)>(int4), std::function<void(SmallProblem&)>(strided),
+        std::function<void(SmallProblem&)>(scaled)}) {
+    SmallProblem s;
+    change(s);
+    EXPECT_EQ(s.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
   }
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(SmallProblem&)> spoil;
+  } bad[] = {
+      {"cache.k.dtype: 8", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+       [](SmallProblem& s) { s.cache.k.dtype = 8; }},
+      {"cache.v.dtype: -1", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+       [](SmallProblem& s) { s.cache.v.dtype = -1; }},
+      {"cache.k.row_stride: 9; even", kValue,
+       [&](SmallProblem& s) { strided(s), s.cache.k.row_stride = 9; }},
+      {"cache.k.head_stride: 51; even", kValue,
+       [&](SmallProblem& s) { strided(s), s.cache.k.head_stride = 51; }},
+      {"cache.k.head_stride: 35 of a dense tensor; even", kValue,
+       [&](SmallProblem& s) { int4(s), s.decode_problem.head_dim = 7; }},
+      {"cache.scale_head_stride: -1", kValue,
+       [&](SmallProblem& s) { scaled(s), s.cache.scale_head_stride = -1; }},
+      {"cache.scale_slot_stride", kValue,
+       [&](SmallProblem& s) { scaled(s), s.cache.scale_slot_stride = int64_t{1} << 49; }},
+      {"cache.scale_page_stride: 4 without scales", kValue,
+       [](SmallProblem& s) { s.cache.scale_page_stride = 4; }},
+      {"cache.scale_group: 32 without scales", kValue,
+       [](SmallProblem& s) { s.cache.scale_group = 32; }},
+      {"cache.scale_dtype: 1 without scales", kValue,
+       [](SmallProblem& s) { s.cache.scale_dtype = CUFLASH_F32; }},
+      {"cache.scale_group: 16", kValue,
+       [&](SmallProblem& s) { scaled(s), s.cache.scale_group = 16; }},
+      {"cache.scale_dtype: 4", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+       [&](SmallProblem& s) { scaled(s), s.cache.scale_dtype = CUFLASH_FP8_E4M3; }},
+      {"cache.reserved", CUFLASH_ERROR_UNSUPPORTED, [](SmallProblem& s) { s.cache.reserved = 1; }},
+      {"cache.k_zero: set, but the elements are f32", kValue,
+       [](SmallProblem& s) { s.cache.k_zero = kOnes; }},
+      {"cache.v_zero: set, but the elements are fp8 e5m2", kValue,
+       [](SmallProblem& s) { s.cache.v.dtype = CUFLASH_FP8_E5M2, s.cache.v_zero = kOnes; }},
+      {"cache.v_scale: set with CUFLASH_PROBLEM_V_IS_K_PREFIX", kValue,
+       [&](SmallProblem& s) {
+         scaled(s), s.cache.v = {}, s.decode_problem.flags = CUFLASH_PROBLEM_V_IS_K_PREFIX;
+       }},
+      {"cache.v_scale", CUFLASH_ERROR_MISALIGNED,
+       [](SmallProblem& s) { s.cache.v_scale = reinterpret_cast<const char*>(kOnes) + 2; }},
+      {"cache.v_scale", CUFLASH_ERROR_ALIASING,
+       [](SmallProblem& s) { s.cache.v_scale = s.o.data(); }},
+      {"cache.v_scale", CUFLASH_ERROR_ALIASING,  // only its last slots
+       [](SmallProblem& s) {
+         s.cache.v_scale = joint.data(), s.cache.scale_slot_stride = 1;
+         s.decode_problem.o.data = joint.data() + SmallProblem::kLenK - 1;
+       }},
+  };
+  for (const auto& row : bad) {
+    SmallProblem s;
+    row.spoil(s);
+    EXPECT_EQ(s.decode(), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_TRUE(s.nothing_written());
+  }
+  // Elements of a byte need no alignment, and half a byte each reaches half as far.
+  SmallProblem s;
+  s.cache.k.dtype = CUFLASH_INT8;
+  s.cache.k.data = reinterpret_cast<char*>(s.k.data()) + 1;
+  EXPECT_EQ(s.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  std::vector<unsigned char> both(SmallProblem::kKeySize / 2 + s.o.size() * sizeof(float));
+  s.cache.k.dtype = CUFLASH_INT4;
+  s.cache.k.data = both.data();
+  s.decode_problem.o.data = both.data() + SmallProblem::kKeySize / 2;
+  EXPECT_EQ(s.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  s.decode_problem.o.data = both.data() + SmallProblem::kKeySize / 2 - 4;
+  EXPECT_EQ(s.decode(), CUFLASH_ERROR_ALIASING);
 }
 
 TEST(Checks, LayoutsOfCaches) {

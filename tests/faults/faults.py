@@ -16,8 +16,10 @@ RAGGED = "src/attention/ragged.hpp"
 SCORE = "src/attention/score.hpp"
 DROPOUT = "src/attention/dropout.hpp"
 PAGING = "src/attention/paging.hpp"
+STORED_ROW = "src/attention/stored_row.hpp"
 ROWS = "src/attention/reference_rows.hpp"
 FLOAT16 = "src/common/float16.hpp"
+QUANTISED = "src/common/quantised.hpp"
 TENSOR_VIEW = "src/common/tensor_view.hpp"
 PROBLEM = "src/core/problem.hpp"
 PLANS = "src/core/plans.hpp"
@@ -162,13 +164,14 @@ FAULTS = [
           "min64(first + kSumBlock, keys.end)", "min64(first + kSumBlock, keys.end - 1)",
           "CasesOfMasks.B26*"),
     Fault("values_swapped_in_pairs", REFERENCE,
-          "const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);",
-          "const T* v = p.v.row<T>(at.entry, r.head_kv, (at.slot ^ 1) < r.sequence.len_k ? at.slot ^ 1 : at.slot);",
+          "with_stored_row<T>(p, p.v, p.f.format.v, at,",
+          "with_stored_row<T>(p, p.v, p.f.format.v, "
+          "KeySlot{at.entry, (at.slot ^ 1) < r.sequence.len_k ? at.slot ^ 1 : at.slot, true},",
           "CasesOfTails.B40*"),
     Fault("values_by_the_strides_of_keys", REFERENCE,
-          "const T* v = p.v.row<T>(at.entry, r.head_kv, at.slot);",
-          "const T* v = static_cast<const T*>(p.v.data) + "
-          "(p.k.row<T>(at.entry, r.head_kv, at.slot) - static_cast<const T*>(p.k.data));",
+          "with_stored_row<T>(p, p.v, p.f.format.v, at,",
+          "with_stored_row<T>(p, TensorView{p.v.data, p.k.batch_stride, p.k.head_stride, p.k.row_stride, p.v.dtype}, "
+          "p.f.format.v, at,",
           "CasesOfLayouts.B72*"),
     Fault("head_modulo", PROBLEM,
           "return head_q / (heads_q / heads_kv);", "return head_q % heads_kv;",
@@ -247,6 +250,25 @@ FAULTS = [
           "page >= 0 && page < paging.num_pages}", "page >= 0}", "CasesOfPages.B101_Ids*"),
     Fault("pages_of_a_sequence_not_counted", PAGING, "* paging.page_size;", "* paging.page_size + 16;",
           "CasesOfPages.B100*"),
+    # ---- quantised caches ----
+    Fault("scale_of_the_first_page", STORED_ROW, "at.entry * format.page_stride", "0 * format.page_stride",
+          "CasesOfQuantisedCaches.EveryShape*"),
+    Fault("scale_of_the_first_head", STORED_ROW, "head * format.head_stride", "0 * format.head_stride",
+          "CasesOfQuantisedCaches.EveryShape*"),
+    Fault("scale_of_the_first_slot", STORED_ROW, "at.slot * format.slot_stride", "0 * format.slot_stride",
+          "CasesOfQuantisedCaches.EveryShape*"),
+    Fault("scale_of_the_first_group", STORED_ROW, "channel / group", "0 / group", "CasesOfQuantisedCaches.EveryShape*"),
+    Fault("zero_point_ignored", STORED_ROW, "q.zero = side.zero.load(scale);", "q.zero = 0 * side.zero.load(scale);",
+          "CasesOfQuantisedCaches.EveryShape*"),
+    Fault("values_kept_as_keys", REFERENCE, "with_stored_row<T>(p, p.v, p.f.format.v, at,",
+          "with_stored_row<T>(p, p.v, p.f.format.k, at,", "CasesOfQuantisedCaches.EveryPair*"),
+    Fault("e4m3_half_as_large", QUANTISED, "(magnitude << 20) + (120u << 23)", "(magnitude << 20) + (119u << 23)",
+          "CasesOfQuantisedCaches.EveryPair*"),
+    Fault("e4m3_without_subnormals", QUANTISED, "static_cast<float>(magnitude) * 0.001953125f", "0.0f * magnitude",
+          "CasesOfQuantisedCaches.EveryPair*"),
+    Fault("high_half_first", QUANTISED, "(index % 2 * 4)", "(4 - index % 2 * 4)", "CasesOfQuantisedCaches.EveryLayout*"),
+    Fault("integers_without_sign", QUANTISED, "static_cast<int32_t>(code ^ kSign) - static_cast<int32_t>(kSign)",
+          "static_cast<int32_t>(code | (kSign & 0))", "CasesOfQuantisedCaches.EveryPair*"),
     # ---- score modifiers ----
     Fault("softcap_without_its_derivative", SCORE, "1.0f - t * t}", "1.0f}", "CasesOfModifiers.B135*"),
     Fault("slopes_of_kv_heads", SCORE,

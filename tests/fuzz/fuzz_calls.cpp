@@ -327,6 +327,13 @@ Rows cache_rows(const cuflash_problem_t& p, const cuflash_kv_cache_t& cache) {
   const bool entries = cache.cache_batch_idx != nullptr && cache.num_pages > 0;
   return {entries ? cache.num_pages : p.batch, cache.max_len};
 }
+cuflash_tensor_t scales_of(const cuflash_kv_cache_t& cache, const void* data) {
+  cuflash_tensor_t t = {};
+  t.data = const_cast<void*>(data);
+  t.batch_stride = cache.scale_page_stride, t.head_stride = cache.scale_head_stride;
+  t.row_stride = cache.scale_slot_stride;
+  return t;
+}
 // Of each pass: rows of queries with the keys of their sequences, keys with their rows, entries of the bias.
 bool is_heavy(const cuflash_problem_t& p, int64_t len_k) {
   const Rows q = query_rows(p), k = key_rows(p, len_k);
@@ -459,7 +466,19 @@ void read(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows,
                [](const void* data, size_t bytes) { memory().read(data, bytes); });
 }
 
-int64_t bytes_of(int32_t dtype) { return dtype == CUFLASH_F32 ? 4 : 2; }
+int64_t bytes_of(int32_t dtype) { return dtype == CUFLASH_F32 ? 4 : dtype <= CUFLASH_BF16 ? 2 : 1; }
+
+// K or V of a cache. Of int4 there are two a byte.
+void read_stored(cuflash_tensor_t t, int32_t dtype, int64_t batch, int64_t heads, int64_t rows,
+                 int64_t dim) {
+  if (dtype != CUFLASH_INT4) return read(t, batch, heads, rows, dim, bytes_of(dtype));
+  if ((t.flags & CUFLASH_TENSOR_DENSE) != 0) {
+    t.flags = 0;
+    t.row_stride = dim, t.head_stride = rows * dim, t.batch_stride = heads * rows * dim;
+  }
+  t.row_stride /= 2, t.head_stride /= 2, t.batch_stride /= 2;
+  read(t, batch, heads, rows, (dim + 1) / 2, 1);
+}
 
 cuflash_tensor_t lse_of(const cuflash_problem_t& p) {
   return row_stats(p.lse, p.lse_batch_stride, p.lse_head_stride, p.lse_row_stride);
@@ -477,15 +496,32 @@ void wrote_workspace(const cuflash_problem_t& p) {
 void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cuflash_tensor_t& v,
                  const Rows& keys) {
   if (is_empty(p.batch, p.heads_q, p.len_q)) return;
-  const int64_t item = bytes_of(p.q.dtype);
   const Rows rows = query_rows(p);
-  read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, item);
-  read(k, keys.batch, heads_kv_of(p), keys.rows, p.head_dim, item);
+  const auto dtype_of = [&](const cuflash_tensor_t& t) {
+    return t.dtype == CUFLASH_DTYPE_DEFAULT ? p.q.dtype : t.dtype;
+  };
+  read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, bytes_of(p.q.dtype));
+  read_stored(k, dtype_of(k), keys.batch, heads_kv_of(p), keys.rows, p.head_dim);
   if ((p.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0)
-    read(v, keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p), item);
+    read_stored(v, dtype_of(v), keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p));
   wrote(p.o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), bytes_of_output(p, p.o));
   if (p.lse != nullptr) wrote(lse_of(p), rows.batch, p.heads_q, rows.rows, 1, 4);
   wrote_workspace(p);
+}
+
+// The scales and zero points of a call that succeeded.
+void read_scales(const cuflash_problem_t& p, const cuflash_kv_cache_t& cache) {
+  if (is_empty(p.batch, p.heads_q, p.len_q)) return;
+  const Rows keys = cache_rows(p, cache);
+  const int64_t item = cache.scale_dtype == 0 ? 4 : bytes_of(cache.scale_dtype);
+  const auto read_one = [&](const void* data, int64_t dim) {
+    if (data == nullptr) return;
+    const int64_t groups =
+        cache.scale_group == 0 ? 1 : (dim + cache.scale_group - 1) / cache.scale_group;
+    read(scales_of(cache, data), keys.batch, heads_kv_of(p), keys.rows, groups, item);
+  };
+  for (const void* data : {cache.k_scale, cache.k_zero}) read_one(data, p.head_dim);
+  for (const void* data : {cache.v_scale, cache.v_zero}) read_one(data, dim_v_of(p));
 }
 
 void ran_backward(const cuflash_problem_t& p, const cuflash_gradients_t& g) {
@@ -699,6 +735,24 @@ cuflash_kv_cache_t make_cache(Input& in, const Shape& s) {
     cache.id_bits = in.ConsumeIntegralInRange(0, 2) * 32;
     if (layout == CUFLASH_CACHE_PAGED) cache.block_table_stride = in.ConsumeIntegralInRange(0, 9);
   }
+  const uint8_t scaled = in.ConsumeBool() ? in.ConsumeIntegral<uint8_t>() : 0;  // bits of arrays
+  if (in.ConsumeBool()) {
+    cache.k.dtype = in.ConsumeIntegralInRange(0, 7),
+    cache.v.dtype = in.ConsumeIntegralInRange(0, 7);
+    for (cuflash_tensor_t* t : {&cache.k, &cache.v}) {
+      if (t->dtype != CUFLASH_INT4 || (t->flags & CUFLASH_TENSOR_DENSE) != 0) continue;
+      for (int64_t* stride : {&t->row_stride, &t->head_stride, &t->batch_stride})
+        *stride += *stride % 2;
+    }
+  }
+  if ((scaled & 15) != 0) {
+    constexpr int64_t kGroups[] = {0, 32, 64, 128};
+    cache.scale_group = in.PickValueInArray(kGroups);
+    cache.scale_dtype = in.ConsumeIntegralInRange(0, 3);
+    cache.scale_slot_stride = in.ConsumeIntegralInRange(0, 4);
+    cache.scale_head_stride = in.ConsumeIntegralInRange(0, 20);
+    cache.scale_page_stride = in.ConsumeIntegralInRange(0, 40);
+  }
   overwrite_fields(in, &cache);
   cache.k.data = memory().pick(in, kK), cache.v.data = memory().pick(in, kV);
   cache.lengths = in.ConsumeBool() ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
@@ -709,7 +763,11 @@ cuflash_kv_cache_t make_cache(Input& in, const Shape& s) {
   cache.page_indices = csr ? memory().at(kOffsets) + 256 : nullptr;
   cache.cache_batch_idx =
       layout == 3 ? static_cast<int32_t*>(memory().pick(in, kLengths)) : nullptr;
-  cache.k_scale = cache.v_scale = cache.k_zero = cache.v_zero = nullptr;
+  const auto scales = [&](int bit) {
+    return (scaled >> bit & 1) != 0 ? memory().pick(in, kOffsets) : nullptr;
+  };
+  cache.k_scale = scales(0), cache.v_scale = scales(1);
+  cache.k_zero = scales(2), cache.v_zero = scales(3);
   return cache;
 }
 
@@ -721,6 +779,10 @@ void fuzz_decode(Input& in) {
     t->data =
         unless_far(*t, cache_rows(problem, cache).batch, heads_kv_of(problem),
                    cache_rows(problem, cache).rows, std::max(problem.head_dim, dim_v_of(problem)));
+  for (const void** scales : {&cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
+    *scales = unless_far(scales_of(cache, *scales), cache_rows(problem, cache).batch,
+                         heads_kv_of(problem), cache_rows(problem, cache).rows,
+                         std::max(problem.head_dim, dim_v_of(problem)));
   if (is_heavy(problem, cache.max_len)) problem.q.data = memory().unreadable();
   cache.struct_size = sizeof cache;
   fit_workspace(in, &problem, [&](size_t* bytes) {
@@ -731,8 +793,10 @@ void fuzz_decode(Input& in) {
   const Handle handle(in);
   const cuflash_status_t status =
       checked(cuflash_attention_decode(handle, p.pointer(), c.pointer(), pick_stream(in)));
-  if (status == CUFLASH_SUCCESS)
+  if (status == CUFLASH_SUCCESS) {
     ran_forward(p.seen(), c.seen().k, c.seen().v, cache_rows(p.seen(), c.seen()));
+    read_scales(p.seen(), c.seen());
+  }
   size_t bytes = 0;
   check_size(status,
              checked(cuflash_decode_workspace_size(handle, p.pointer(), c.pointer(), &bytes)),

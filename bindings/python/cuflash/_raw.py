@@ -115,13 +115,13 @@ class cuflash_dtype(IntEnum):
     CUFLASH_F16 = 2
     #: bfloat16
     CUFLASH_BF16 = 3
-    #: OCP E4M3; not implemented yet
+    #: OCP E4M3, which has no infinity; caches only
     CUFLASH_FP8_E4M3 = 4
-    #: OCP E5M2; not implemented yet
+    #: OCP E5M2; caches only
     CUFLASH_FP8_E5M2 = 5
-    #: caches only; not implemented yet
+    #: two's complement; caches only
     CUFLASH_INT8 = 6
-    #: caches only, two a byte; not implemented yet
+    #: two's complement, two a byte, the even channel in its low half; caches only
     CUFLASH_INT4 = 7
 
 
@@ -560,7 +560,12 @@ class cuflash_gradients_t(Struct):
 
 
 class cuflash_kv_cache_t(Struct):
-    """A cache of keys and values."""
+    """A cache of keys and values. k and v may each have any dtype. Their elements are those stored,
+    or with scales (stored - zero) * scale, where scale and zero of channel c of a slot lie at page
+    * scale_page_stride + head * scale_head_stride + slot * scale_slot_stride + c / scale_group (c /
+    0: 0), page being the entry of a contiguous cache: strides of 0 give one scale to all pages,
+    heads or slots. Those of slots that are not in use are not read. Int4 has even strides; an odd
+    head_dim leaves the last half byte of a row unused."""
 
     __slots__ = ()
     _fields_ = [
@@ -595,13 +600,13 @@ class cuflash_kv_cache_t(Struct):
         ("page_indptr", c_void_p),
         #: device [indptr[B]]: page ids; lengths are cut to their pages
         ("page_indices", c_void_p),
-        #: device; quantised caches, not implemented yet
+        #: device; NULL: 1
         ("k_scale", c_void_p),
-        #: device; not implemented yet
+        #: device; NULL: 1; with CUFLASH_PROBLEM_V_IS_K_PREFIX those of k
         ("v_scale", c_void_p),
-        #: device; not implemented yet
+        #: device, int8 and int4 only; NULL: 0
         ("k_zero", c_void_p),
-        #: device; not implemented yet
+        #: device, int8 and int4 only; NULL: 0
         ("v_zero", c_void_p),
         #: elements; 0 repeats
         ("scale_page_stride", c_int64),
@@ -611,6 +616,10 @@ class cuflash_kv_cache_t(Struct):
         ("scale_slot_stride", c_int64),
         #: channels that share a scale: 0 (all), 32, 64 or 128
         ("scale_group", c_int64),
+        #: of scales and zeros: f32 (0 too), f16 or bf16
+        ("scale_dtype", c_int32),
+        #: zero
+        ("reserved", c_int32),
     ]
 
 

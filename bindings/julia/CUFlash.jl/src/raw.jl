@@ -98,13 +98,13 @@ const CUFLASH_F32 = Int32(1)
 const CUFLASH_F16 = Int32(2)
 # bfloat16
 const CUFLASH_BF16 = Int32(3)
-# OCP E4M3; not implemented yet
+# OCP E4M3, which has no infinity; caches only
 const CUFLASH_FP8_E4M3 = Int32(4)
-# OCP E5M2; not implemented yet
+# OCP E5M2; caches only
 const CUFLASH_FP8_E5M2 = Int32(5)
-# caches only; not implemented yet
+# two's complement; caches only
 const CUFLASH_INT8 = Int32(6)
-# caches only, two a byte; not implemented yet
+# two's complement, two a byte, the even channel in its low half; caches only
 const CUFLASH_INT4 = Int32(7)
 
 """
@@ -447,7 +447,12 @@ end
 cuflash_gradients_t(; fields...) = zeroed(cuflash_gradients_t, values(fields))
 
 """
-A cache of keys and values.
+A cache of keys and values. k and v may each have any dtype. Their elements are those stored, or
+with scales (stored - zero) * scale, where scale and zero of channel c of a slot lie at page *
+scale_page_stride + head * scale_head_stride + slot * scale_slot_stride + c / scale_group (c / 0:
+0), page being the entry of a contiguous cache: strides of 0 give one scale to all pages, heads or
+slots. Those of slots that are not in use are not read. Int4 has even strides; an odd head_dim
+leaves the last half byte of a row unused.
 """
 struct cuflash_kv_cache_t
     # sizeof(cuflash_kv_cache_t) of the caller's header
@@ -481,13 +486,13 @@ struct cuflash_kv_cache_t
     page_indptr::Ptr{Int32}
     # device [indptr[B]]: page ids; lengths are cut to their pages
     page_indices::Ptr{Cvoid}
-    # device; quantised caches, not implemented yet
+    # device; NULL: 1
     k_scale::Ptr{Cvoid}
-    # device; not implemented yet
+    # device; NULL: 1; with CUFLASH_PROBLEM_V_IS_K_PREFIX those of k
     v_scale::Ptr{Cvoid}
-    # device; not implemented yet
+    # device, int8 and int4 only; NULL: 0
     k_zero::Ptr{Cvoid}
-    # device; not implemented yet
+    # device, int8 and int4 only; NULL: 0
     v_zero::Ptr{Cvoid}
     # elements; 0 repeats
     scale_page_stride::Int64
@@ -497,6 +502,10 @@ struct cuflash_kv_cache_t
     scale_slot_stride::Int64
     # channels that share a scale: 0 (all), 32, 64 or 128
     scale_group::Int64
+    # of scales and zeros: f32 (0 too), f16 or bf16
+    scale_dtype::Int32
+    # zero
+    reserved::Int32
 end
 cuflash_kv_cache_t(; fields...) = zeroed(cuflash_kv_cache_t, values(fields))
 

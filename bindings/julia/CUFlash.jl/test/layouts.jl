@@ -90,7 +90,7 @@ const LAYOUTS = (
         (:dbias, 280),
         (:dsinks, 288),
     )),
-    (Raw.cuflash_kv_cache_t, 280, (
+    (Raw.cuflash_kv_cache_t, 288, (
         (:struct_size, 0),
         (:flags, 4),
         (:k, 8),
@@ -114,6 +114,8 @@ const LAYOUTS = (
         (:scale_head_stride, 256),
         (:scale_slot_stride, 264),
         (:scale_group, 272),
+        (:scale_dtype, 280),
+        (:reserved, 284),
     )),
     (Raw.cuflash_kv_append_t, 368, (
         (:struct_size, 0),

@@ -106,13 +106,13 @@ pub const CUFLASH_F32: cuflash_dtype = 1;
 pub const CUFLASH_F16: cuflash_dtype = 2;
 /// bfloat16
 pub const CUFLASH_BF16: cuflash_dtype = 3;
-/// OCP E4M3; not implemented yet
+/// OCP E4M3, which has no infinity; caches only
 pub const CUFLASH_FP8_E4M3: cuflash_dtype = 4;
-/// OCP E5M2; not implemented yet
+/// OCP E5M2; caches only
 pub const CUFLASH_FP8_E5M2: cuflash_dtype = 5;
-/// caches only; not implemented yet
+/// two's complement; caches only
 pub const CUFLASH_INT8: cuflash_dtype = 6;
-/// caches only, two a byte; not implemented yet
+/// two's complement, two a byte, the even channel in its low half; caches only
 pub const CUFLASH_INT4: cuflash_dtype = 7;
 
 /// Devices other than a CUDA ordinal.
@@ -526,7 +526,12 @@ const _: () = {
     assert!(offset_of!(cuflash_gradients, dsinks) == 288);
 };
 
-/// A cache of keys and values.
+/// A cache of keys and values. k and v may each have any dtype. Their elements are those stored, or
+/// with scales (stored \- zero) \* scale, where scale and zero of channel c of a slot lie at page
+/// \* scale_page_stride \+ head \* scale_head_stride \+ slot \* scale_slot_stride \+ c /
+/// scale_group (c / 0: 0), page being the entry of a contiguous cache: strides of 0 give one scale
+/// to all pages, heads or slots. Those of slots that are not in use are not read. Int4 has even
+/// strides; an odd head_dim leaves the last half byte of a row unused.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct cuflash_kv_cache {
@@ -561,13 +566,13 @@ pub struct cuflash_kv_cache {
     pub page_indptr: *const i32,
     /// device \[indptr\[B\]\]: page ids; lengths are cut to their pages
     pub page_indices: *const c_void,
-    /// device; quantised caches, not implemented yet
+    /// device; NULL: 1
     pub k_scale: *const c_void,
-    /// device; not implemented yet
+    /// device; NULL: 1; with CUFLASH_PROBLEM_V_IS_K_PREFIX those of k
     pub v_scale: *const c_void,
-    /// device; not implemented yet
+    /// device, int8 and int4 only; NULL: 0
     pub k_zero: *const c_void,
-    /// device; not implemented yet
+    /// device, int8 and int4 only; NULL: 0
     pub v_zero: *const c_void,
     /// elements; 0 repeats
     pub scale_page_stride: i64,
@@ -577,11 +582,15 @@ pub struct cuflash_kv_cache {
     pub scale_slot_stride: i64,
     /// channels that share a scale: 0 (all), 32, 64 or 128
     pub scale_group: i64,
+    /// of scales and zeros: f32 (0 too), f16 or bf16
+    pub scale_dtype: i32,
+    /// zero
+    pub reserved: i32,
 }
 pub type cuflash_kv_cache_t = cuflash_kv_cache;
 zero_by_default!(cuflash_kv_cache);
 const _: () = {
-    assert!(size_of::<cuflash_kv_cache>() == 280);
+    assert!(size_of::<cuflash_kv_cache>() == 288);
     assert!(align_of::<cuflash_kv_cache>() == 8);
     assert!(offset_of!(cuflash_kv_cache, struct_size) == 0);
     assert!(offset_of!(cuflash_kv_cache, flags) == 4);
@@ -606,6 +615,8 @@ const _: () = {
     assert!(offset_of!(cuflash_kv_cache, scale_head_stride) == 256);
     assert!(offset_of!(cuflash_kv_cache, scale_slot_stride) == 264);
     assert!(offset_of!(cuflash_kv_cache, scale_group) == 272);
+    assert!(offset_of!(cuflash_kv_cache, scale_dtype) == 280);
+    assert!(offset_of!(cuflash_kv_cache, reserved) == 284);
 };
 
 /// New keys and values for a cache; see cuflash_kv_cache_append().
