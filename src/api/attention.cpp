@@ -261,6 +261,7 @@ Status choose(const Session& session, const CheckedProblem& checked, Choice* cho
   CUFLASH_TRY(select(all_variants(), checked.problem, session.capabilities, forced.name,
                      forced.source, &choice->variant));
   choice->plan = choice->variant->plan(checked.problem, session.capabilities);
+  if (is_empty(checked.problem)) choice->plan.workspace_bytes = 0;  // as nothing is launched
   return CUFLASH_SUCCESS;
 }
 

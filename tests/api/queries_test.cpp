@@ -68,6 +68,31 @@ TEST(Queries, SplitsNeedWorkspaceForTheirParts) {
   EXPECT_GT(eight, four);
 }
 
+// Rows of packed tensors that no sequence can have.
+TEST(Queries, NothingToDoNeedsNoWorkspace) {
+  static const int32_t kOffsets[] = {0, 0, 0};
+  SmallProblem s;
+  for (cuflash_problem_t* problem : {&s.decode_problem, &s.problem}) {
+    problem->cu_seqlens_q = kOffsets;
+    problem->total_q = SmallProblem::kBatch * SmallProblem::kLenQ;
+    problem->len_q = 0;
+  }
+  s.decode_problem.num_splits = 5;
+  s.problem.cu_seqlens_k = kOffsets;
+  s.problem.total_k = SmallProblem::kBatch * SmallProblem::kLenK;
+  s.problem.len_k = 0;
+  size_t decode = 1, backward = 1;
+  EXPECT_EQ(cuflash_decode_workspace_size(kCpu, &s.decode_problem, &s.cache, &decode),
+            CUFLASH_SUCCESS);
+  EXPECT_EQ(cuflash_backward_workspace_size(kCpu, &s.problem, &s.gradients, &backward),
+            CUFLASH_SUCCESS);
+  EXPECT_EQ(decode, 0u);
+  EXPECT_EQ(backward, 0u);
+  EXPECT_EQ(s.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  EXPECT_EQ(s.backward(), CUFLASH_SUCCESS) << cuflash_last_error();
+  EXPECT_TRUE(s.nothing_written());
+}
+
 TEST(Queries, Explain) {
   SmallProblem s;
   size_t needed = 0;
