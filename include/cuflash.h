@@ -31,6 +31,11 @@
  *   Mask       The centre c of query row i is i + Sk - Sq (bottom-right, the default), i (top-left)
  *              or i + offset. Causal: key j is seen if j <= c. Window (left, right): seen if
  *              c - left <= j <= c + right, both ends included, -1 unlimited. Both: both must hold.
+ *   Tree       With problem.tree_mask a row sees the last tree_mask_len keys of its sequence by its own bits: bit
+ *              t % 32 of word t / 32 of row i stands for key Sk - tree_mask_len + t, and 0 hides it. Keys before
+ *              those have no bit, bits before key 0 no key. Mask and window hold too: they count keys as they lie,
+ *              not along the tree, so a tree of drafted tokens goes with CUFLASH_MASK_NONE. What a key holds that its
+ *              bit hides from a row does not reach that row, NaN neither.
  *   No key     A row that sees no key has O = 0, LSE = -infinity (or its sink) and zero gradients.
  *   Ragged     Sequences with lengths of their own, of queries and of keys independently. With
  *              cu_seqlens_q the tensors of the queries (q, o, lse, their gradients) are packed: [1, head,
@@ -322,9 +327,10 @@ typedef struct cuflash_problem {
   const int32_t* mask_offsets;    /**< with CUFLASH_ALIGN_DEVICE_OFFSETS: device [B] */
   int64_t window_left;            /**< with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0 */
   int64_t window_right;           /**< with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0 */
-  const uint32_t* tree_mask;      /**< device, packed bits; not implemented yet */
-  int64_t tree_mask_batch_stride; /**< 32-bit words */
-  int64_t tree_mask_row_stride;   /**< 32-bit words */
+  const uint32_t* tree_mask;      /**< device [B, Sq, words], packed bits; not in backward */
+  int64_t tree_mask_batch_stride; /**< 32-bit words; 0 repeats */
+  int64_t tree_mask_row_stride;   /**< 32-bit words; 0 repeats */
+  int64_t tree_mask_len;          /**< keys that the bits cover, the last ones; 0: len_q */
 
   float scale;                /**< with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0 */
   float softcap;              /**< cap of cap * tanh(s / cap), finite; 0: none */

@@ -159,7 +159,7 @@ FEATURES: list[tuple[str, tuple[str, ...], Callable[[Call], None]]] = [
     ("fp8 cache with scales", ("decode",), cache_of(raw.CUFLASH_FP8_E4M3)),
     ("int8 cache with scales and zero points", ("decode",), cache_of(raw.CUFLASH_INT8, k_zero=SOMEWHERE, v_zero=SOMEWHERE)),
     ("int4 cache, a scale for 32 channels", ("decode",), cache_of(raw.CUFLASH_INT4, scale_group=32)),
-    ("tree mask", ("decode",), fields(tree_mask=SOMEWHERE)),
+    ("tree mask", ALL, fields(tree_mask=SOMEWHERE)),
 ]
 
 

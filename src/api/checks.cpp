@@ -65,9 +65,6 @@ bool is_zero(const cuflash_tensor_t& t) {
 }
 
 Status refuse_problem_fields(const cuflash_problem_t& problem) {
-  CUFLASH_REFUSE(problem, tree_mask);
-  CUFLASH_REFUSE(problem, tree_mask_batch_stride);
-  CUFLASH_REFUSE(problem, tree_mask_row_stride);
   CUFLASH_REFUSE(problem, q_descale);
   CUFLASH_REFUSE(problem, k_descale);
   CUFLASH_REFUSE(problem, v_descale);
@@ -539,6 +536,30 @@ Status refuse_stray(const char* name, int64_t value, const char* array_name, con
   return CUFLASH_SUCCESS;
 }
 
+// The tree mask, but not where it lies.
+Status check_tree_mask(const cuflash_problem_t& problem, CheckedProblem* checked) {
+  const struct {
+    const char* name;
+    int64_t value, most;
+  } fields[] = {{"problem.tree_mask_batch_stride", problem.tree_mask_batch_stride, kMaxStride},
+                {"problem.tree_mask_row_stride", problem.tree_mask_row_stride, kMaxStride},
+                {"problem.tree_mask_len", problem.tree_mask_len, kMaxExtent}};
+  for (const auto& field : fields) {
+    CUFLASH_TRY(refuse_stray(field.name, field.value, "problem.tree_mask", problem.tree_mask));
+    CUFLASH_CHECK(field.value >= 0 && field.value <= field.most, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld; 0 to %lld", field.name, static_cast<ll>(field.value),
+                  static_cast<ll>(field.most));
+  }
+  if (problem.tree_mask == nullptr) return CUFLASH_SUCCESS;
+  CUFLASH_CHECK(checked->problem.operation != Operation::kBackward, CUFLASH_ERROR_UNSUPPORTED,
+                "problem.tree_mask: not for the backward pass");
+  checked->features.tree = {problem.tree_mask, problem.tree_mask_batch_stride,
+                            problem.tree_mask_row_stride,
+                            problem.tree_mask_len == 0 ? problem.len_q : problem.tree_mask_len};
+  checked->features.used |= kTreeMask;
+  return CUFLASH_SUCCESS;
+}
+
 // Softcap, slopes, bias, sinks and dropout, but not where their arrays lie.
 Status check_modifiers(const cuflash_problem_t& problem, CheckedProblem* checked) {
   const Problem& p = checked->problem;
@@ -634,6 +655,7 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   CUFLASH_TRY(check_ragged(problem, purpose, checked));
   CUFLASH_TRY(check_rows("problem.heads_q * total_q", 1, p.heads_q, problem.total_q));
   CUFLASH_TRY(check_rows("problem.heads_kv * total_k", 1, p.heads_kv, problem.total_k));
+  CUFLASH_TRY(check_tree_mask(problem, checked));
   CUFLASH_TRY(check_modifiers(problem, checked));
   CUFLASH_TRY(check_mask(problem, purpose, &p.mask));
   CUFLASH_CHECK(
@@ -695,6 +717,14 @@ Status check_rest(const cuflash_problem_t& problem, CheckedProblem* checked, Ten
     CUFLASH_TRY(tensors->add_bias("problem.bias", f.score.bias.data,
                                   {p.batch, p.heads_q, p.len_q, p.len_k}, f.score.bias.dtype,
                                   Role::kInput, &f.score.bias));
+  if (f.tree.words != nullptr) {
+    TensorView words;
+    words.batch_stride = f.tree.batch_stride;
+    words.row_stride = f.tree.row_stride;
+    CUFLASH_TRY(tensors->add_bias("problem.tree_mask", const_cast<uint32_t*>(f.tree.words),
+                                  {p.batch, 1, p.len_q, ceil_div(f.tree.len, 32)}, Dtype::kF32,
+                                  Role::kInput, &words));
+  }
   CUFLASH_TRY(tensors->add_array("problem.sinks", f.sinks.data, p.heads_q,
                                  dtype_bytes(f.sinks.dtype), Role::kInput));
   CUFLASH_TRY(tensors->add_array("problem.dropout_seed_ptr", f.dropout.seed_pointer, 1));

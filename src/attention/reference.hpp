@@ -13,6 +13,7 @@
 #include "attention/ragged.hpp"
 #include "attention/score.hpp"
 #include "attention/stored_row.hpp"
+#include "attention/tree_mask.hpp"
 #include "common/float16.hpp"
 
 namespace cuflash {
@@ -111,6 +112,11 @@ CUFLASH_HOST_DEVICE QueryRow query_row(const FullProblem& p, const Sequence& s, 
           dropout_row(p.f.dropout, s.batch * p.heads_q + head, row)};
 }
 
+// Of a key in the row's range. One that is not seen is not read: it may hold NaN.
+CUFLASH_HOST_DEVICE bool sees_in_tree(const FullProblem& p, const QueryRow& r, int64_t key) {
+  return tree_shows(p.f.tree, r.sequence.batch, r.row, r.sequence.len_k, key);
+}
+
 // Of backward, whose keys are no cache's.
 template <class T>
 CUFLASH_HOST_DEVICE const T* key_of(const FullProblem& p, const QueryRow& r, int64_t key) {
@@ -156,6 +162,7 @@ CUFLASH_HOST_DEVICE OnlineSoftmax reference_forward_row(const Team& team, const 
     team.for_channels(dim_v, [&](int slot, int) { block_acc[slot] = 0; });
     const int64_t end = min64(first + kSumBlock, keys.end);
     for (int64_t key = first; key < end; ++key) {
+      if (!sees_in_tree(p, r, key)) continue;
       const KeySlot at = key_slot(p, r.sequence.batch, r.sequence.first_k + key);
       if (!at.valid) continue;
       const float product = with_stored_row<T>(p, p.k, p.f.format.k, at, r.head_kv,
@@ -363,7 +370,7 @@ CUFLASH_HOST_DEVICE void reference_weights_row(const Team& team, const FullProbl
   const float lse = r.keys.empty() ? 0.0f : *p.lse.at(r.sequence.batch, r.head, r.token);
   for (int64_t key = 0; key < p.len_k; ++key) {
     float weight = 0;
-    if (r.keys.contains(key))
+    if (r.keys.contains(key) && sees_in_tree(p, r, key))
       weight = pair_of(p, r, key, dot(team, q, key_of<T>(p, r, key), dim), lse).p;
     if (team.is_first()) weights[key] = weight;
   }

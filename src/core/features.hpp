@@ -24,6 +24,7 @@ enum Feature : uint32_t {
   kPagedCache = 1 << 11,
   kCacheEntries = 1 << 12,    // sequences choose their entries of a contiguous cache
   kQuantisedCache = 1 << 13,  // elements of another dtype than the problem's, or with scales
+  kTreeMask = 1 << 14,
 };
 
 // Sequences of lengths of their own. A packed tensor is [1, head, total, channel] and holds them one after the other; a
@@ -62,6 +63,12 @@ struct CacheFormat {
   int32_t group = 0;  // channels that share a scale; 0: all
 };
 
+// Bits of the last `len` keys of each sequence: [batch, row, 32 keys].
+struct TreeMask {
+  const uint32_t* words = nullptr;  // device; null: none
+  int64_t batch_stride = 0, row_stride = 0, len = 0;
+};
+
 // From the scaled product to the score, before the mask.
 struct ScoreModifiers {
   float softcap = 0;  // 0: none
@@ -82,6 +89,7 @@ struct Features {
   Ragged ragged;
   Paging paging;
   CacheFormat format;  // with kQuantisedCache
+  TreeMask tree;
   ScoreModifiers score;
   Elements sinks;  // [query head]; data null: none
   Dropout dropout;

@@ -62,6 +62,7 @@ inline Refusal refuse_features(const Problem& problem, uint32_t taken = 0) {
       {kPagedCache, "takes no paged caches"},
       {kCacheEntries, "takes no cache_batch_idx"},
       {kQuantisedCache, "takes no quantised caches"},
+      {kTreeMask, "takes no tree masks"},
   };
   for (const auto& row : kReasons)
     if ((problem.features->used & ~taken & row.feature) != 0) return {row.reason};

@@ -438,14 +438,68 @@ TEST(Checks, OutputsAndGradients) {
 TEST(Checks, FieldsWithoutAKernelAreRefusedByName) {
   constexpr auto kUnsupported = CUFLASH_ERROR_UNSUPPORTED;
   static const float kFloat = 1;
-  static const uint32_t kWord = 1;
   expect_forward_and_backward({
-      {"tree_mask", kUnsupported, [](SmallProblem& s) { s.problem.tree_mask = &kWord; }},
       {"q_descale", kUnsupported, [](SmallProblem& s) { s.problem.q_descale = &kFloat; }},
       {"k_descale", kUnsupported, [](SmallProblem& s) { s.problem.k_descale = &kFloat; }},
       {"v_descale", kUnsupported, [](SmallProblem& s) { s.problem.v_descale = &kFloat; }},
       {"math_mode", kUnsupported, [](SmallProblem& s) { s.problem.math_mode = CUFLASH_MATH_TF32; }},
   });
+}
+
+TEST(Checks, TreeMasks) {
+  static const uint32_t kWords[64] = {};
+  constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
+  SmallProblem legal;
+  legal.problem.tree_mask = legal.decode_problem.tree_mask = kWords;
+  legal.problem.tree_mask_len = 64;
+  EXPECT_EQ(legal.forward(), CUFLASH_SUCCESS) << cuflash_last_error();
+  EXPECT_EQ(legal.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+  legal.problem.tree_mask_len = 0;
+  EXPECT_EQ(legal.backward(), CUFLASH_ERROR_UNSUPPORTED);
+  EXPECT_TRUE(message_names("problem.tree_mask"));
+  const struct {
+    const char* name;
+    cuflash_status_t status;
+    std::function<void(SmallProblem&)> spoil;
+  } bad[] = {
+      {"problem.tree_mask_len: 3 without", kValue,
+       [](SmallProblem& s) { s.problem.tree_mask = nullptr, s.problem.tree_mask_len = 3; }},
+      {"problem.tree_mask_row_stride: 1 without", kValue,
+       [](SmallProblem& s) { s.problem.tree_mask = nullptr, s.problem.tree_mask_row_stride = 1; }},
+      {"problem.tree_mask_batch_stride: -1", kValue,
+       [](SmallProblem& s) { s.problem.tree_mask_batch_stride = -1; }},
+      {"problem.tree_mask_row_stride", kValue,
+       [](SmallProblem& s) { s.problem.tree_mask_row_stride = int64_t{1} << 49; }},
+      {"problem.tree_mask_len", kValue,
+       [](SmallProblem& s) { s.problem.tree_mask_len = int64_t{1} << 31; }},
+      {"problem.tree_mask", CUFLASH_ERROR_MISALIGNED,
+       [](SmallProblem& s) {
+         s.problem.tree_mask =
+             reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(kWords) + 2);
+       }},
+      {"problem.tree_mask", CUFLASH_ERROR_ALIASING,
+       [](SmallProblem& s) {
+         s.problem.tree_mask = reinterpret_cast<const uint32_t*>(s.lse.data());
+       }},
+  };
+  for (const auto& row : bad) {
+    SmallProblem s;
+    s.problem.tree_mask = kWords;
+    row.spoil(s);
+    EXPECT_EQ(s.forward(), row.status) << row.name << ": " << cuflash_last_error();
+    EXPECT_TRUE(message_names(row.name));
+    EXPECT_TRUE(s.nothing_written());
+  }
+  // The last word of the last row: a stride of 4 words, two sequences of three rows of two words.
+  std::vector<uint32_t> memory(22 + SmallProblem::kQuerySize);
+  SmallProblem s;
+  s.problem.tree_mask = memory.data();
+  s.problem.tree_mask_len = 33;
+  s.problem.tree_mask_row_stride = 4, s.problem.tree_mask_batch_stride = 12;
+  s.problem.o.data = memory.data() + 22;
+  EXPECT_EQ(s.forward(), CUFLASH_SUCCESS) << cuflash_last_error();
+  s.problem.o.data = memory.data() + 21;
+  EXPECT_EQ(s.forward(), CUFLASH_ERROR_ALIASING);
 }
 
 TEST(Checks, QuantisedCaches) {

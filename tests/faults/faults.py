@@ -17,6 +17,7 @@ SCORE = "src/attention/score.hpp"
 DROPOUT = "src/attention/dropout.hpp"
 PAGING = "src/attention/paging.hpp"
 STORED_ROW = "src/attention/stored_row.hpp"
+TREE_MASK = "src/attention/tree_mask.hpp"
 ROWS = "src/attention/reference_rows.hpp"
 FLOAT16 = "src/common/float16.hpp"
 QUANTISED = "src/common/quantised.hpp"
@@ -269,6 +270,23 @@ FAULTS = [
     Fault("high_half_first", QUANTISED, "(index % 2 * 4)", "(4 - index % 2 * 4)", "CasesOfQuantisedCaches.EveryLayout*"),
     Fault("integers_without_sign", QUANTISED, "static_cast<int32_t>(code ^ kSign) - static_cast<int32_t>(kSign)",
           "static_cast<int32_t>(code | (kSign & 0))", "CasesOfQuantisedCaches.EveryPair*"),
+    # ---- tree masks ----
+    Fault("bits_of_the_first_keys", TREE_MASK, "key - (len_k - tree.len)", "key", "CasesOfTrees.TreesOfTokens*"),
+    Fault("bits_of_the_first_row", TREE_MASK, "row * tree.row_stride", "0 * tree.row_stride", "CasesOfTrees.ChainIsCausal*"),
+    Fault("bits_of_the_first_sequence", TREE_MASK, "batch * tree.batch_stride", "0 * tree.batch_stride",
+          "CasesOfTrees.TreesOfTokens*"),
+    Fault("bits_of_the_first_word", TREE_MASK, "bit / 32]", "0 * bit]", "CasesOfTrees.ChainIsCausal*"),
+    Fault("highest_bit_first", TREE_MASK, "word >> (bit % 32)", "word >> (31 - bit % 32)", "CasesOfTrees.ChainIsCausal*"),
+    Fault("keys_before_the_bits_hidden", TREE_MASK, "if (bit < 0) return true;", "if (bit < 0) return false;",
+          "CasesOfTrees.TreesOfTokens*"),
+    Fault("hidden_keys_weigh_nothing_but_are_read", REFERENCE, "if (!sees_in_tree(p, r, key)) continue;",
+          "if (!sees_in_tree(p, r, key)) {"
+          " const T* v = p.v.row<T>(r.sequence.batch, r.head_kv, r.sequence.first_k + key);"
+          " team.for_channels(dim_v, [&](int slot, int channel) { block_acc[slot] += 0.0f * to_float(v[channel]); });"
+          " continue; }",
+          "CasesOfTrees.HiddenKeysMayHoldNan*"),
+    Fault("weights_of_hidden_keys", REFERENCE, "r.keys.contains(key) && sees_in_tree(p, r, key)", "r.keys.contains(key)",
+          "Weights.*"),
     # ---- score modifiers ----
     Fault("softcap_without_its_derivative", SCORE, "1.0f - t * t}", "1.0f}", "CasesOfModifiers.B135*"),
     Fault("slopes_of_kv_heads", SCORE,

@@ -312,6 +312,11 @@ int64_t dim_v_of(const cuflash_problem_t& p) {
   return p.head_dim_v == 0 ? p.head_dim : p.head_dim_v;
 }
 
+int64_t tree_words(const cuflash_problem_t& p) {
+  const int64_t bits = p.tree_mask_len == 0 ? p.len_q : p.tree_mask_len;
+  return bits / 32 + (bits % 32 != 0);
+}
+
 // Rows as the tensors have them: packed ones have a single batch entry.
 struct Rows {
   int64_t batch, rows;
@@ -384,6 +389,11 @@ cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
   if (has(7)) p.o.dtype = CUFLASH_F32;
   if (has(8)) p.flags |= CUFLASH_PROBLEM_ACCUMULATE;
   if (has(9)) p.alibi_batch_stride = in.ConsumeBool() ? s.heads_q : 0;
+  if (has(15)) {
+    p.tree_mask_len = in.ConsumeIntegralInRange(0, 70);
+    p.tree_mask_row_stride = in.ConsumeIntegralInRange(0, 3);
+    p.tree_mask_batch_stride = in.ConsumeIntegralInRange(0, 30);
+  }
   overwrite_fields(in, &p);
   // Last, so that no other bytes become a pointer that is followed.
   const Memory& m = memory();
@@ -405,7 +415,7 @@ cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
   p.sinks = has(12) ? m.pick(in, kOffsets) : nullptr;
   p.dropout_seed_ptr = has(13) ? static_cast<uint64_t*>(m.pick(in, kOffsets)) : nullptr;
   p.dropout_offset_ptr = has(14) ? static_cast<uint64_t*>(m.pick(in, kOffsets)) : nullptr;
-  p.tree_mask = nullptr;
+  p.tree_mask = has(15) ? static_cast<uint32_t*>(m.pick(in, kOffsets)) : nullptr;
   p.q_descale = p.k_descale = p.v_descale = nullptr;
   p.workspace = in.ConsumeBool() ? m.pick(in, kScratch) : nullptr;
   p.workspace_size = p.workspace == nullptr && in.ConsumeBool()
@@ -428,6 +438,10 @@ cuflash_problem_t make_problem(Input& in, const Shape& s, bool decode) {
                                   as_number(p.heads_q) * as_number(bias.head_stride) +
                                   as_number(p.len_q) * as_number(bias.row_stride)))
     p.bias = m.unreadable();
+  if (p.tree_mask != nullptr &&
+      is_far(as_number(p.batch) * as_number(p.tree_mask_batch_stride) +
+             as_number(p.len_q) * as_number(p.tree_mask_row_stride) + as_number(tree_words(p))))
+    p.tree_mask = reinterpret_cast<const uint32_t*>(m.unreadable());
   if (p.alibi_slopes != nullptr && is_far(as_number(p.batch) * as_number(p.alibi_batch_stride)))
     p.alibi_slopes = m.unreadable();
   return p;
@@ -506,6 +520,12 @@ void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cu
     read_stored(v, dtype_of(v), keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p));
   wrote(p.o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), bytes_of_output(p, p.o));
   if (p.lse != nullptr) wrote(lse_of(p), rows.batch, p.heads_q, rows.rows, 1, 4);
+  if (p.tree_mask != nullptr) {
+    cuflash_tensor_t words = {};
+    words.data = const_cast<uint32_t*>(p.tree_mask);
+    words.batch_stride = p.tree_mask_batch_stride, words.row_stride = p.tree_mask_row_stride;
+    read(words, p.batch, 1, p.len_q, tree_words(p), 4);
+  }
   wrote_workspace(p);
 }
 
@@ -775,15 +795,18 @@ void fuzz_decode(Input& in) {
   const Shape s(in);
   cuflash_problem_t problem = make_problem(in, s, true);
   cuflash_kv_cache_t cache = make_cache(in, s);
+  const Rows pool = cache_rows(problem, cache);
   for (cuflash_tensor_t* t : {&cache.k, &cache.v})
-    t->data =
-        unless_far(*t, cache_rows(problem, cache).batch, heads_kv_of(problem),
-                   cache_rows(problem, cache).rows, std::max(problem.head_dim, dim_v_of(problem)));
-  for (const void** scales : {&cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
-    *scales = unless_far(scales_of(cache, *scales), cache_rows(problem, cache).batch,
-                         heads_kv_of(problem), cache_rows(problem, cache).rows,
+    t->data = unless_far(*t, pool.batch, heads_kv_of(problem), pool.rows,
                          std::max(problem.head_dim, dim_v_of(problem)));
-  if (is_heavy(problem, cache.max_len)) problem.q.data = memory().unreadable();
+  for (const void** scales : {&cache.k_scale, &cache.v_scale, &cache.k_zero, &cache.v_zero})
+    *scales = unless_far(scales_of(cache, *scales), pool.batch, heads_kv_of(problem), pool.rows,
+                         std::max(problem.head_dim, dim_v_of(problem)));
+  // A pool of billions of slots costs the call nothing, but this target, which lists them.
+  if (is_heavy(problem, cache.max_len) ||
+      is_heavy(static_cast<double>(pool.batch), static_cast<double>(heads_kv_of(problem)),
+               static_cast<double>(pool.rows), 1, 1))
+    problem.q.data = memory().unreadable();
   cache.struct_size = sizeof cache;
   fit_workspace(in, &problem, [&](size_t* bytes) {
     return cuflash_decode_workspace_size(nullptr, &problem, &cache, bytes);

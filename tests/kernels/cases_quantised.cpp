@@ -380,6 +380,7 @@ TEST_P(CasesOfQuantisedCaches, RandomProducts) {
     if (one_in(3)) c.bias = BiasSpec{one_in(2), one_in(2), one_in(2), random.pick(kAllDtypes)};
     if (one_in(3)) c.sinks = random.pick(kAllDtypes);
     if (one_in(3)) c.num_splits = static_cast<int32_t>(1 + random.below(9));
+    if (one_in(3)) c.tree = random_tree(s, 1 + random.below(70), one_in(2), random.bits());
     c.wide = one_in(3);
     CacheSpec spec;
     spec.k = random.pick(kStoredDtypes), spec.v = random.pick(kStoredDtypes);

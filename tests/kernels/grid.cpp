@@ -76,6 +76,11 @@ void add_random_features(Random& random, Case& c) {
     if (!backward && one_in(2)) s.head_dim = random.pick(kDims);
     if (backward) s.head_dim_v = std::min<int64_t>(s.head_dim_v, 256);
   }
+  if (!backward && one_in(4)) {
+    constexpr int64_t kBits[] = {1, 31, 32, 33, 64, 70, 300};
+    c.tree = random_tree(s, one_in(2) ? s.len_q : random.pick(kBits), one_in(2), random.bits());
+    c.tree_spare = random.below(3);
+  }
   c.wide = one_in(4);
   c.d_lse = backward && one_in(4);
 }
@@ -93,6 +98,7 @@ void add_every_feature(Case& c) {
   c.slopes = {true, Dtype::kF32};
   c.sinks = Dtype::kF32;
   c.dropout = {0.25f, 1, 2};
+  if (c.operation != Operation::kBackward) c.tree = random_tree(c.shape, 40, true, 1);
   c.wide = true;
   c.d_lse = c.operation == Operation::kBackward;
 }

@@ -81,6 +81,15 @@ inline Case make_case(Device device, Operation operation, const Shape& shape,
   return c;
 }
 
+// Bits of which about half hide a key.
+inline TreeSpec random_tree(const Shape& s, int64_t bits, bool per_batch, uint64_t seed) {
+  TreeSpec tree{bits, per_batch, {}};
+  Random random(seed);
+  tree.shown.resize(static_cast<size_t>((per_batch ? s.batch : 1) * s.len_q * bits));
+  for (uint8_t& shown : tree.shown) shown = random.below(2) != 0;
+  return tree;
+}
+
 template <class F>
 void set(Tensor& tensor, F f) {
   tensor = Tensor::from(tensor.batch, tensor.heads, tensor.rows, tensor.dim, f);

@@ -60,6 +60,8 @@ Key key_of(const Problem& p, const Inputs& inputs) {
   key.add(p.dropout.p);
   key.add(p.dropout.seed);
   key.add(p.dropout.offset);
+  key.add(p.tree ? p.tree->bits : -1);
+  if (p.tree) key.add(p.tree->shown);
   key.add(p.wide);
   key.add(p.d_lse);
   // Not o and lse: those are the kernel's own, and neither algorithm reads them.

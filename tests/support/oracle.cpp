@@ -60,7 +60,10 @@ bool Problem::sees(int64_t b, int64_t row, int64_t key) const {
   if (mask.causal && key > c) return false;
   if (mask.window && mask.left >= 0 && key < c - mask.left) return false;
   if (mask.window && mask.right >= 0 && key > c + mask.right) return false;
-  return true;
+  if (!tree) return true;
+  const int64_t bit = key - keys_of(b) + tree->bits;
+  const int64_t first = ((tree->per_batch ? b : 0) * shape.len_q + row) * tree->bits;
+  return bit < 0 || tree->shown[static_cast<size_t>(first + bit)] != 0;
 }
 
 std::array<uint32_t, 4> DropoutSpec::words(int64_t head_of_batch, int64_t row, int64_t key) const {

@@ -48,6 +48,13 @@ struct SlopesSpec {
   Dtype dtype = Dtype::kF32;
 };
 
+// Which of the last keys of its sequence a row sees, those before them aside.
+struct TreeSpec {
+  int64_t bits = 0;            // of each row, one for each of these keys
+  bool per_batch = true;       // or the same for all sequences
+  std::vector<uint8_t> shown;  // [batch or 1, len_q, bits]
+};
+
 struct DropoutSpec {
   float p = 0;
   uint64_t seed = 0, offset = 0;
@@ -74,6 +81,7 @@ struct Problem {
   std::optional<SlopesSpec> slopes;
   std::optional<Dtype> sinks;
   DropoutSpec dropout;
+  std::optional<TreeSpec> tree;
   bool wide = false;  // O and dQ, dK, dV in fp32
   bool d_lse = false;
 

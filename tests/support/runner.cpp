@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -220,6 +221,9 @@ std::string describe(const Case& c) {
   if (c.sinks) text << " sinks(" << name_of(*c.sinks) << ')';
   if (c.dropout.p > 0)
     text << " dropout(" << c.dropout.p << ' ' << c.dropout.seed << ' ' << c.dropout.offset << ')';
+  if (c.tree)
+    text << " tree(" << c.tree->bits << " bits" << (c.tree->per_batch ? "" : " for all")
+         << " spare " << c.tree_spare << ')';
   if (c.wide) text << " wide";
   if (c.d_lse) text << " dlse";
   if (c.num_splits) text << " splits=" << c.num_splits;
@@ -388,7 +392,27 @@ const int32_t* Call::integers(const std::vector<int32_t>& values) {
   return integers_.back()->data();
 }
 
+// The bits packed; those that stand for no key, and the words between rows, are garbage.
+void Call::add_tree_mask(const Case& c) {
+  const TreeSpec& tree = *c.tree;
+  const int64_t words = (tree.bits + 31) / 32 + c.tree_spare;
+  const int64_t rows = (tree.per_batch ? c.shape.batch : 1) * c.shape.len_q;
+  // At least one word: without rows there is a mask too.
+  std::vector<int32_t> packed(static_cast<size_t>(std::max<int64_t>(1, rows * words)), 0x5a5a5a5a);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t bit = 0; bit < tree.bits; ++bit) {
+      int32_t& word = packed[static_cast<size_t>(row * words + bit / 32)];
+      const auto one = static_cast<int32_t>(1u << (bit % 32));
+      word = tree.shown[static_cast<size_t>(row * tree.bits + bit)] != 0 ? word | one : word & ~one;
+    }
+  problem_.tree_mask = reinterpret_cast<const uint32_t*>(integers(packed));
+  problem_.tree_mask_row_stride = words;
+  problem_.tree_mask_batch_stride = tree.per_batch ? c.shape.len_q * words : 0;
+  problem_.tree_mask_len = tree.bits == c.shape.len_q ? 0 : tree.bits;
+}
+
 void Call::add_features(const Case& c) {
+  if (c.tree) add_tree_mask(c);
   if (c.packing_q.packed) {
     problem_.cu_seqlens_q = integers(c.offsets(true));
     problem_.total_q = c.rows(kQ).memory_rows;

@@ -53,6 +53,7 @@ struct Case : Problem {
   Packing packing_q, packing_k;
   Delta delta = Delta::kNone;
   bool want_lse = true;
+  int64_t tree_spare = 0;                     // words after each row of the tree mask
   uint64_t layout_seed = 0;                   // not 0: each tensor has a random layout
   std::optional<Layout> layouts[kRoleCount];  // for single tensors, stronger than the seed
 
@@ -109,6 +110,7 @@ class Call {
   // Sets what the features add to the structs.
   void add_features(const Case& c);
   const int32_t* integers(const std::vector<int32_t>& values);
+  void add_tree_mask(const Case& c);
   void* data(Role role) const { return tensors_[role] ? tensors_[role]->data() : nullptr; }
 
   std::unique_ptr<DeviceArray<int32_t>> lengths_, mask_offsets_;

@@ -121,7 +121,7 @@ TEST(Tables, FeaturesThatOnlyTheReferenceHas) {
   const Tables tables;
   for (const Operation operation : {Operation::kForward, Operation::kBackward, Operation::kDecode})
     for (const Capabilities& c : {cpu(), gpu(80, k99KB), gpu(90, k227KB)})
-      for (uint32_t feature = kRaggedBatches; feature <= kQuantisedCache; feature <<= 1) {
+      for (uint32_t feature = kRaggedBatches; feature <= kTreeMask; feature <<= 1) {
         Features features;
         features.used = feature;
         Problem p = problem_of(operation, Dtype::kF16, 64);

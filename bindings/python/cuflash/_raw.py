@@ -453,12 +453,14 @@ class cuflash_problem_t(Struct):
         ("window_left", c_int64),
         #: with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0
         ("window_right", c_int64),
-        #: device, packed bits; not implemented yet
+        #: device [B, Sq, words], packed bits; not in backward
         ("tree_mask", c_void_p),
-        #: 32-bit words
+        #: 32-bit words; 0 repeats
         ("tree_mask_batch_stride", c_int64),
-        #: 32-bit words
+        #: 32-bit words; 0 repeats
         ("tree_mask_row_stride", c_int64),
+        #: keys that the bits cover, the last ones; 0: len_q
+        ("tree_mask_len", c_int64),
         #: with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
         ("scale", c_float),
         #: cap of cap * tanh(s / cap), finite; 0: none

@@ -341,12 +341,14 @@ struct cuflash_problem_t
     window_left::Int64
     # with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else >= 0
     window_right::Int64
-    # device, packed bits; not implemented yet
+    # device [B, Sq, words], packed bits; not in backward
     tree_mask::Ptr{UInt32}
-    # 32-bit words
+    # 32-bit words; 0 repeats
     tree_mask_batch_stride::Int64
-    # 32-bit words
+    # 32-bit words; 0 repeats
     tree_mask_row_stride::Int64
+    # keys that the bits cover, the last ones; 0: len_q
+    tree_mask_len::Int64
     # with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
     scale::Float32
     # cap of cap * tanh(s / cap), finite; 0: none

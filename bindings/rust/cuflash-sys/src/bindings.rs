@@ -335,12 +335,14 @@ pub struct cuflash_problem {
     pub window_left: i64,
     /// with CUFLASH_PROBLEM_WINDOW: -1 unlimited, else \>= 0
     pub window_right: i64,
-    /// device, packed bits; not implemented yet
+    /// device \[B, Sq, words\], packed bits; not in backward
     pub tree_mask: *const u32,
-    /// 32-bit words
+    /// 32-bit words; 0 repeats
     pub tree_mask_batch_stride: i64,
-    /// 32-bit words
+    /// 32-bit words; 0 repeats
     pub tree_mask_row_stride: i64,
+    /// keys that the bits cover, the last ones; 0: len_q
+    pub tree_mask_len: i64,
     /// with CUFLASH_PROBLEM_SCALE_SET: finite and \>= 0, 0 means 0
     pub scale: f32,
     /// cap of cap \* tanh(s / cap), finite; 0: none
@@ -412,7 +414,7 @@ pub struct cuflash_problem {
 pub type cuflash_problem_t = cuflash_problem;
 zero_by_default!(cuflash_problem);
 const _: () = {
-    assert!(size_of::<cuflash_problem>() == 696);
+    assert!(size_of::<cuflash_problem>() == 704);
     assert!(align_of::<cuflash_problem>() == 8);
     assert!(offset_of!(cuflash_problem, struct_size) == 0);
     assert!(offset_of!(cuflash_problem, flags) == 4);
@@ -447,39 +449,40 @@ const _: () = {
     assert!(offset_of!(cuflash_problem, tree_mask) == 448);
     assert!(offset_of!(cuflash_problem, tree_mask_batch_stride) == 456);
     assert!(offset_of!(cuflash_problem, tree_mask_row_stride) == 464);
-    assert!(offset_of!(cuflash_problem, scale) == 472);
-    assert!(offset_of!(cuflash_problem, softcap) == 476);
-    assert!(offset_of!(cuflash_problem, alibi_slopes) == 480);
-    assert!(offset_of!(cuflash_problem, alibi_batch_stride) == 488);
-    assert!(offset_of!(cuflash_problem, bias) == 496);
-    assert!(offset_of!(cuflash_problem, bias_batch_stride) == 504);
-    assert!(offset_of!(cuflash_problem, bias_head_stride) == 512);
-    assert!(offset_of!(cuflash_problem, bias_row_stride) == 520);
-    assert!(offset_of!(cuflash_problem, sinks) == 528);
-    assert!(offset_of!(cuflash_problem, alibi_dtype) == 536);
-    assert!(offset_of!(cuflash_problem, bias_dtype) == 540);
-    assert!(offset_of!(cuflash_problem, sinks_dtype) == 544);
-    assert!(offset_of!(cuflash_problem, dropout_p) == 548);
-    assert!(offset_of!(cuflash_problem, dropout_seed) == 552);
-    assert!(offset_of!(cuflash_problem, dropout_offset) == 560);
-    assert!(offset_of!(cuflash_problem, dropout_seed_ptr) == 568);
-    assert!(offset_of!(cuflash_problem, dropout_offset_ptr) == 576);
-    assert!(offset_of!(cuflash_problem, q_descale) == 584);
-    assert!(offset_of!(cuflash_problem, k_descale) == 592);
-    assert!(offset_of!(cuflash_problem, v_descale) == 600);
-    assert!(offset_of!(cuflash_problem, q_descale_batch_stride) == 608);
-    assert!(offset_of!(cuflash_problem, q_descale_head_stride) == 616);
-    assert!(offset_of!(cuflash_problem, k_descale_batch_stride) == 624);
-    assert!(offset_of!(cuflash_problem, k_descale_head_stride) == 632);
-    assert!(offset_of!(cuflash_problem, v_descale_batch_stride) == 640);
-    assert!(offset_of!(cuflash_problem, v_descale_head_stride) == 648);
-    assert!(offset_of!(cuflash_problem, workspace) == 656);
-    assert!(offset_of!(cuflash_problem, workspace_size) == 664);
-    assert!(offset_of!(cuflash_problem, kernel) == 672);
-    assert!(offset_of!(cuflash_problem, math_mode) == 680);
-    assert!(offset_of!(cuflash_problem, num_splits) == 684);
-    assert!(offset_of!(cuflash_problem, sm_margin) == 688);
-    assert!(offset_of!(cuflash_problem, target_arch) == 692);
+    assert!(offset_of!(cuflash_problem, tree_mask_len) == 472);
+    assert!(offset_of!(cuflash_problem, scale) == 480);
+    assert!(offset_of!(cuflash_problem, softcap) == 484);
+    assert!(offset_of!(cuflash_problem, alibi_slopes) == 488);
+    assert!(offset_of!(cuflash_problem, alibi_batch_stride) == 496);
+    assert!(offset_of!(cuflash_problem, bias) == 504);
+    assert!(offset_of!(cuflash_problem, bias_batch_stride) == 512);
+    assert!(offset_of!(cuflash_problem, bias_head_stride) == 520);
+    assert!(offset_of!(cuflash_problem, bias_row_stride) == 528);
+    assert!(offset_of!(cuflash_problem, sinks) == 536);
+    assert!(offset_of!(cuflash_problem, alibi_dtype) == 544);
+    assert!(offset_of!(cuflash_problem, bias_dtype) == 548);
+    assert!(offset_of!(cuflash_problem, sinks_dtype) == 552);
+    assert!(offset_of!(cuflash_problem, dropout_p) == 556);
+    assert!(offset_of!(cuflash_problem, dropout_seed) == 560);
+    assert!(offset_of!(cuflash_problem, dropout_offset) == 568);
+    assert!(offset_of!(cuflash_problem, dropout_seed_ptr) == 576);
+    assert!(offset_of!(cuflash_problem, dropout_offset_ptr) == 584);
+    assert!(offset_of!(cuflash_problem, q_descale) == 592);
+    assert!(offset_of!(cuflash_problem, k_descale) == 600);
+    assert!(offset_of!(cuflash_problem, v_descale) == 608);
+    assert!(offset_of!(cuflash_problem, q_descale_batch_stride) == 616);
+    assert!(offset_of!(cuflash_problem, q_descale_head_stride) == 624);
+    assert!(offset_of!(cuflash_problem, k_descale_batch_stride) == 632);
+    assert!(offset_of!(cuflash_problem, k_descale_head_stride) == 640);
+    assert!(offset_of!(cuflash_problem, v_descale_batch_stride) == 648);
+    assert!(offset_of!(cuflash_problem, v_descale_head_stride) == 656);
+    assert!(offset_of!(cuflash_problem, workspace) == 664);
+    assert!(offset_of!(cuflash_problem, workspace_size) == 672);
+    assert!(offset_of!(cuflash_problem, kernel) == 680);
+    assert!(offset_of!(cuflash_problem, math_mode) == 688);
+    assert!(offset_of!(cuflash_problem, num_splits) == 692);
+    assert!(offset_of!(cuflash_problem, sm_margin) == 696);
+    assert!(offset_of!(cuflash_problem, target_arch) == 700);
 };
 
 /// Inputs and outputs of the backward pass beside the problem's q, k, v, o and lse.
