@@ -659,6 +659,40 @@ TEST(Checks, LayoutsOfCaches) {
   }
 }
 
+TEST(Checks, DecodeWithEveryArray) {
+  static const int32_t kInts[64] = {};
+  static const uint32_t kWords[64] = {};
+  static const uint64_t kSeed = 1;
+  static const float kFloats[64] = {};
+  SmallProblem s;
+  s.cache.layout = CUFLASH_CACHE_PAGED_CSR;
+  s.cache.page_size = 5;
+  s.cache.num_pages = 2;
+  s.cache.page_indptr = kInts;
+  s.cache.page_indices = kInts;
+  s.cache.k.dtype = s.cache.v.dtype = CUFLASH_INT8;
+  s.cache.k_scale = s.cache.v_scale = s.cache.k_zero = s.cache.v_zero = kFloats;
+  cuflash_problem_t& p = s.decode_problem;
+  p.cu_seqlens_q = p.seqused_q = p.leftpad_k = p.mask_offsets = kInts;
+  p.total_q = 6;
+  p.flags = CUFLASH_PROBLEM_LEFT_PADDED;
+  p.mask = CUFLASH_MASK_CAUSAL;
+  p.mask_align = CUFLASH_ALIGN_DEVICE_OFFSETS;
+  p.tree_mask = kWords;
+  p.alibi_slopes = p.bias = p.sinks = kFloats;
+  p.dropout_p = 0.5f;
+  p.dropout_seed_ptr = p.dropout_offset_ptr = &kSeed;
+  p.num_splits = 3;
+  size_t bytes = 0;
+  ASSERT_EQ(cuflash_decode_workspace_size(handle_of(Device::kCpu), &p, &s.cache, &bytes),
+            CUFLASH_SUCCESS)
+      << cuflash_last_error();
+  Buffer workspace(Device::kCpu, bytes);
+  p.workspace = workspace.data();
+  p.workspace_size = bytes;
+  EXPECT_EQ(s.decode(), CUFLASH_SUCCESS) << cuflash_last_error();
+}
+
 TEST(Checks, DecodeHasItsKeysInTheCache) {
   constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
   const struct {
