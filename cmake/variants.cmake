@@ -8,12 +8,14 @@ set(CUFLASH_VARIANTS
   "fwd_reference_cpu|cpu||"
   "bwd_reference_cpu|cpu||"
   "dec_reference_cpu|cpu||"
+  "append_reference_cpu|cpu||"
   "fwd_cpu|cpu||"
   "bwd_cpu|cpu||"
   "dec_cpu|cpu||"
   "fwd_reference|cuda|src/forward/reference/unit.cu|"
   "bwd_reference|cuda|src/backward/reference/unit.cu|"
-  "dec_reference|cuda|src/decode/reference/unit.cu|")
+  "dec_reference|cuda|src/decode/reference/unit.cu|"
+  "append_reference|cuda|src/cache/reference/unit.cu|")
 foreach(_dtype f16 bf16)
   foreach(_dim 32 64 96 128 192 256)
     list(APPEND CUFLASH_VARIANTS

@@ -429,26 +429,28 @@ typedef struct cuflash_kv_cache {
 
 /** New keys and values for a cache; see cuflash_kv_cache_append(). */
 typedef struct cuflash_kv_append {
-  uint32_t struct_size;        /**< sizeof(cuflash_kv_append_t) of the caller's header */
-  uint32_t flags;              /**< bits of enum cuflash_append_flag */
-  int64_t batch;               /**< B */
-  int64_t heads_q;             /**< Hq, where q is given */
-  int64_t heads_kv;            /**< Hkv */
-  int64_t len;                 /**< new tokens of each sequence */
-  int64_t head_dim;            /**< D */
-  int64_t rotary_dim;          /**< channels rotated; 0: D where cos is given */
-  cuflash_tensor_t k;          /**< [B, Hkv, len, D] */
-  cuflash_tensor_t v;          /**< [B, Hkv, len, D] */
-  cuflash_tensor_t q;          /**< [B, Hq, len, D], rotated too; optional */
-  cuflash_tensor_t q_out;      /**< may be q itself */
-  const int32_t* positions;    /**< device [B, len]; NULL: after the cache's lengths */
-  const int64_t* slot_mapping; /**< device [B, len]: page * page_size + slot; negative skips */
-  const float* cos;            /**< device [max_position, rotary_dim / 2] */
+  uint32_t struct_size;     /**< sizeof(cuflash_kv_append_t) of the caller's header */
+  uint32_t flags;           /**< bits of enum cuflash_append_flag */
+  int64_t batch;            /**< B */
+  int64_t heads_q;          /**< Hq, where q is given */
+  int64_t heads_kv;         /**< Hkv */
+  int64_t len;              /**< new tokens of each sequence */
+  int64_t head_dim;         /**< D of k and q, 1 to 576 */
+  int64_t head_dim_v;       /**< channels of v, Dv; 0: head_dim; the same bounds */
+  int64_t rotary_dim;       /**< channels rotated, even and at most D; 0: D where cos is given */
+  int64_t max_position;     /**< with cos: its rows and those of sin */
+  cuflash_tensor_t k;       /**< [B, Hkv, len, D], its dtype must be set */
+  cuflash_tensor_t v;       /**< [B, Hkv, len, Dv], dtype of k; all zero: no values are written */
+  cuflash_tensor_t q;       /**< [B, Hq, len, D], dtype of k; all zero: none */
+  cuflash_tensor_t q_out;   /**< out [B, Hq, len, D], dtype of k; may be exactly q */
+  const int32_t* positions; /**< device [B, len]; NULL: after the cache's lengths */
+  const int64_t* slot_mapping; /**< device [B, len], slots in the whole cache; NULL: by position */
+  const float* cos;            /**< device [max_position, rotary_dim / 2]; NULL: no rotation */
   const float* sin;            /**< device [max_position, rotary_dim / 2] */
-  const void* q_norm_weight;   /**< device [D], RMS norm; optional */
-  const void* k_norm_weight;   /**< device [D], RMS norm; optional */
-  float norm_epsilon;          /**< added to the mean square */
-  int32_t reserved;            /**< zero */
+  const void* q_norm_weight;   /**< device [D], dtype of k; NULL: no RMS norm of q */
+  const void* k_norm_weight;   /**< device [D], dtype of k; NULL: no RMS norm of k */
+  float norm_epsilon;          /**< added to the mean square; finite and >= 0 */
+  int32_t target_arch;         /**< queries only, as the problem's */
 } cuflash_kv_append_t;
 
 /** Partial results over disjoint sets of keys, to be merged; see cuflash_merge_states(). */
@@ -644,8 +646,29 @@ CUFLASH_API cuflash_status_t cuflash_attention_decode(cuflash_handle_t handle,
                                                       const cuflash_kv_cache_t* cache,
                                                       cuflash_stream_t stream);
 
-/** Writes new keys and values into a cache, with rotary embedding. Not implemented yet: returns 10.
- */
+/** Writes new keys and values into a cache, in one launch and without workspace: append first, then attend.
+ *
+ * The position of token i of sequence b is positions[b][i] or, without positions, lengths[b] + i: the cache's
+ * lengths count what was there before, and the call does not change them. Without slot_mapping the token goes to
+ * the slot of its sequence with the number of its position, as decode finds it; it is skipped if the position is
+ * negative, not below max_len, past the pages of its sequence or on a page that is not in the pool, or if lengths[b]
+ * is negative. With slot_mapping it goes to slot n = slot_mapping[b][i] of the whole cache, slot n % page_size of
+ * page n / page_size (contiguous: max_len for page_size, the entry for the page), and is skipped if n is negative
+ * or past the last slot; page tables are not read, nor is the position unless there is cos. Nothing of a skipped
+ * token's k and v is read or written, and nothing else of the cache is written. What a slot holds that several
+ * tokens are sent to is undefined.
+ *
+ * A row x of k is written as it is or, in this order: normed, x / sqrt(mean(x^2) + norm_epsilon) * k_norm_weight over
+ * all of head_dim; its first rotary_dim channels rotated in pairs, (x, y) to (x cos - y sin, x sin + y cos) with
+ * the pair's entries in the row of cos and sin of the token's position. Pair j is (j, j + rotary_dim / 2) or, with
+ * CUFLASH_APPEND_INTERLEAVED, (2j, 2j + 1). So is q, with q_norm_weight, into q_out: of every token, also of those
+ * that are skipped. A position that cos has no row for skips the token, and its rows of q_out are 0.
+ *
+ * All in fp32, rounded once, to the dtype of q_out or to what cache.k and cache.v keep (dtype 0: that of append.k): the
+ * number nearest to x / scale + zero. fp8 and integers saturate; an integer is that of x = 0 where x is NaN, and so is any
+ * number where scale is 0. A row of zeros is normed to zeros without epsilon too.
+ *
+ * Statuses as forward; 3 no positions and no cache.lengths where they are needed; 15 q_out or the cache overlaps. */
 CUFLASH_API cuflash_status_t cuflash_kv_cache_append(cuflash_handle_t handle,
                                                      const cuflash_kv_cache_t* cache,
                                                      const cuflash_kv_append_t* append,

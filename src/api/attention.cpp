@@ -134,6 +134,7 @@ class Workspace {
 // ---- running --------------------------------------------------------------------------------------------
 
 bool is_empty(const Problem& p) {
+  if (p.operation == Operation::kAppend) return p.append->rows() == 0;
   const int64_t rows = p.batch * p.heads_q * p.len_q;
   const int64_t keys = p.batch * p.heads_kv * p.len_k;
   if (p.operation != Operation::kBackward) return rows == 0;
@@ -320,9 +321,14 @@ cuflash_status_t cuflash_merge_states(cuflash_handle_t handle, const cuflash_mer
   });
 }
 
-cuflash_status_t cuflash_kv_cache_append(cuflash_handle_t, const cuflash_kv_cache_t* cache,
-                                         const cuflash_kv_append_t* append, cuflash_stream_t) {
-  return entry(__func__, [&] { return check_append(cache, append); });
+cuflash_status_t cuflash_kv_cache_append(cuflash_handle_t handle, const cuflash_kv_cache_t* cache,
+                                         const cuflash_kv_append_t* append,
+                                         cuflash_stream_t stream) {
+  return entry(__func__, [&]() -> Status {
+    CheckedProblem checked;
+    CUFLASH_TRY(check_append(cache, append, Purpose::kCall, &checked));
+    return run(handle, &checked, stream);
+  });
 }
 
 cuflash_status_t cuflash_attention_weights(cuflash_handle_t handle,

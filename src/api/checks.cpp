@@ -417,7 +417,8 @@ Status check_array_dtype(const char* name, int32_t dtype, Dtype otherwise, Dtype
 // Of K or V: that of q, in a cache any.
 Status check_key_dtype(const char* name, int32_t dtype, const Problem& p, StoredDtype* result) {
   *result = static_cast<StoredDtype>(p.dtype);
-  if (p.operation != Operation::kDecode) return check_tensor_dtype(name, dtype, p.dtype);
+  if (p.operation != Operation::kDecode && p.operation != Operation::kAppend)
+    return check_tensor_dtype(name, dtype, p.dtype);
   CUFLASH_CHECK(
       dtype >= CUFLASH_DTYPE_DEFAULT && dtype <= CUFLASH_INT4, CUFLASH_ERROR_UNSUPPORTED_DTYPE,
       "%s.dtype: %d (%s); 0 or one of enum cuflash_dtype", name, dtype, dtype_name(dtype));
@@ -776,9 +777,9 @@ Status check_keys_and_values(const cuflash_problem_t& problem, const char* k_nam
   return CUFLASH_SUCCESS;
 }
 
-// The scales and zero points of a cache whose tensors have been checked; `keys` are their extents.
-Status check_scales(const cuflash_problem_t& problem, const cuflash_kv_cache_t& cache,
-                    const Extents& keys, CheckedProblem* checked, Tensors* tensors) {
+// The scales and zero points of a cache whose tensors have been checked; `keys` are their extents. prefix: V is K's.
+Status check_scales(const cuflash_kv_cache_t& cache, bool prefix, const Extents& keys,
+                    CheckedProblem* checked, Tensors* tensors) {
   const Problem& p = checked->problem;
   CacheFormat& format = checked->features.format;
   const void* any = nullptr;
@@ -809,7 +810,6 @@ Status check_scales(const cuflash_problem_t& problem, const cuflash_kv_cache_t& 
 
   Dtype dtype = Dtype::kF32;
   CUFLASH_TRY(check_array_dtype("cache.scale_dtype", cache.scale_dtype, Dtype::kF32, &dtype));
-  const bool prefix = (problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) != 0;
   const struct {
     const char* name;
     const void* data;
@@ -846,8 +846,9 @@ Status check_scales(const cuflash_problem_t& problem, const cuflash_kv_cache_t& 
   return CUFLASH_SUCCESS;
 }
 
-// How a cache is laid out, but not where its tables lie.
-Status check_cache_layout(const cuflash_kv_cache_t& cache, CheckedProblem* checked) {
+// How a cache is laid out, but not where its tables lie. any_entry: the call names entries itself.
+Status check_cache_layout(const cuflash_kv_cache_t& cache, bool any_entry,
+                          CheckedProblem* checked) {
   const Problem& p = checked->problem;
   Paging& paging = checked->features.paging;
   constexpr auto kValue = CUFLASH_ERROR_INVALID_VALUE;
@@ -896,11 +897,19 @@ Status check_cache_layout(const cuflash_kv_cache_t& cache, CheckedProblem* check
     checked->features.used |= kCacheEntries;
     return CUFLASH_SUCCESS;
   }
-  CUFLASH_CHECK(cache.num_pages == 0 || cache.num_pages >= p.batch,
+  CUFLASH_CHECK(any_entry || cache.num_pages == 0 || cache.num_pages >= p.batch,
                 CUFLASH_ERROR_DIMENSION_MISMATCH,
                 "cache.num_pages: %lld entries for a batch of %lld",
                 static_cast<ll>(cache.num_pages), static_cast<ll>(p.batch));
   return CUFLASH_SUCCESS;
+}
+
+// K of the pages, or of the entries that the call may reach.
+Extents cache_extents(const cuflash_kv_cache_t& cache, const Problem& p, bool any_entry) {
+  if (cache.layout != CUFLASH_CACHE_CONTIGUOUS)
+    return {cache.num_pages, p.heads_kv, cache.page_size, p.head_dim};
+  const bool chosen = (any_entry || cache.cache_batch_idx != nullptr) && cache.num_pages > 0;
+  return {chosen ? cache.num_pages : p.batch, p.heads_kv, p.len_k, p.head_dim};
 }
 
 // The tables that a cache's layout needs. How long page_indices is only the device knows.
@@ -978,6 +987,173 @@ Status check_further_gradients(const cuflash_problem_t& problem,
   f.d_sinks = {gradients.dsinks, f.sinks.dtype};
   return tensors->add_array("gradients.dsinks", gradients.dsinks, p.heads_q,
                             dtype_bytes(f.sinks.dtype), Role::kOutput);
+}
+
+// ---- append -------------------------------------------------------------------------------------------
+
+// Extents and dtype, as selection sees them too.
+Status check_append_extents(const cuflash_kv_append_t& append, const cuflash_kv_cache_t& cache,
+                            Purpose purpose, CheckedProblem* checked) {
+  Problem& p = checked->problem;
+  p.operation = Operation::kAppend;
+  p.append = &checked->append;
+  CUFLASH_TRY(check_flags("append", append.flags, CUFLASH_APPEND_INTERLEAVED));
+  CUFLASH_TRY(check_flags("cache", cache.flags, 0));
+  CUFLASH_TRY(check_compute_dtype("append.k", append.k.dtype, &p.dtype));
+  CUFLASH_TRY(check_extent("append.batch", append.batch));
+  CUFLASH_TRY(check_extent("append.heads_q", append.heads_q));
+  CUFLASH_TRY(check_extent("append.heads_kv", append.heads_kv));
+  CUFLASH_TRY(check_extent("append.len", append.len));
+  CUFLASH_TRY(check_extent("cache.max_len", cache.max_len));
+  CUFLASH_TRY(check_extent("cache.num_pages", cache.num_pages));
+  CUFLASH_TRY(check_head_dim("append.head_dim", append.head_dim, kMaxHeadDim));
+  p.head_dim_v = append.head_dim_v == 0 ? append.head_dim : append.head_dim_v;
+  CUFLASH_TRY(check_head_dim("append.head_dim_v", p.head_dim_v, kMaxHeadDim));
+  CUFLASH_CHECK(append.heads_kv == 0 || append.heads_q % append.heads_kv == 0,
+                CUFLASH_ERROR_DIMENSION_MISMATCH,
+                "append.heads_q: %lld is not a multiple of heads_kv, %lld",
+                static_cast<ll>(append.heads_q), static_cast<ll>(append.heads_kv));
+  p.batch = append.batch, p.heads_q = append.heads_q, p.heads_kv = append.heads_kv;
+  p.len_q = append.len, p.len_k = cache.max_len, p.head_dim = append.head_dim;
+  CUFLASH_TRY(check_rows("append.batch * heads_q * len", p.batch, p.heads_q, p.len_q));
+  CUFLASH_TRY(check_rows("append.batch * heads_kv * len", p.batch, p.heads_kv, p.len_q));
+  CUFLASH_TRY(check_rows("append.batch * heads_kv * cache.max_len", p.batch, p.heads_kv, p.len_k));
+  CUFLASH_CHECK(append.target_arch == 0 || purpose == Purpose::kQuery, CUFLASH_ERROR_INVALID_VALUE,
+                "append.target_arch: %d; only queries answer for another GPU", append.target_arch);
+  checked->options.target_arch = append.target_arch;
+  return CUFLASH_SUCCESS;
+}
+
+// Rotation and norms, but not where their arrays lie.
+Status check_row_changes(const cuflash_kv_append_t& append, AppendProblem* a) {
+  CUFLASH_CHECK((append.cos == nullptr) == (append.sin == nullptr), CUFLASH_ERROR_NULL_POINTER,
+                "append.%s: is NULL, but the other of cos and sin is not",
+                append.cos == nullptr ? "cos" : "sin");
+  CUFLASH_TRY(refuse_stray("append.rotary_dim", append.rotary_dim, "append.cos", append.cos));
+  CUFLASH_TRY(refuse_stray("append.max_position", append.max_position, "append.cos", append.cos));
+  CUFLASH_TRY(refuse_stray("append.flags", append.flags, "append.cos", append.cos));
+  if (append.cos != nullptr) {
+    const int64_t dim = append.rotary_dim == 0 ? append.head_dim : append.rotary_dim;
+    CUFLASH_CHECK(dim >= 2 && dim <= append.head_dim && dim % 2 == 0,
+                  CUFLASH_ERROR_INVALID_DIMENSION,
+                  "append.rotary_dim: %lld; even, 2 to head_dim, %lld", static_cast<ll>(dim),
+                  static_cast<ll>(append.head_dim));
+    CUFLASH_CHECK(append.max_position >= 1 && append.max_position <= kMaxExtent,
+                  CUFLASH_ERROR_INVALID_DIMENSION,
+                  "append.max_position: %lld; the rows of cos and sin, 1 to 2^31 - 1",
+                  static_cast<ll>(append.max_position));
+    a->rotary = {append.cos, append.sin, append.max_position, static_cast<int32_t>(dim),
+                 (append.flags & CUFLASH_APPEND_INTERLEAVED) != 0};
+  }
+  CUFLASH_CHECK(std::isfinite(append.norm_epsilon) && append.norm_epsilon >= 0,
+                CUFLASH_ERROR_INVALID_VALUE, "append.norm_epsilon: %g; finite and not negative",
+                static_cast<double>(append.norm_epsilon));
+  CUFLASH_CHECK(append.norm_epsilon == 0 || append.q_norm_weight != nullptr ||
+                    append.k_norm_weight != nullptr,
+                CUFLASH_ERROR_INVALID_VALUE,
+                "append.norm_epsilon: %g without q_norm_weight and k_norm_weight",
+                static_cast<double>(append.norm_epsilon));
+  a->q_norm = append.q_norm_weight, a->k_norm = append.k_norm_weight;
+  a->epsilon = append.norm_epsilon;
+  return CUFLASH_SUCCESS;
+}
+
+Status check_dtype_of_k(const char* name, const cuflash_tensor_t& t, Dtype of_k) {
+  CUFLASH_CHECK(
+      t.dtype == CUFLASH_DTYPE_DEFAULT || t.dtype == static_cast<int32_t>(of_k),
+      CUFLASH_ERROR_UNSUPPORTED_DTYPE, "%s.dtype: %d (%s); 0 or that of append.k, %d (%s)", name,
+      t.dtype, dtype_name(t.dtype), static_cast<int>(of_k), dtype_name(static_cast<int32_t>(of_k)));
+  return CUFLASH_SUCCESS;
+}
+
+// The new rows, and the queries' output.
+Status check_new_rows(const cuflash_kv_append_t& append, CheckedProblem* checked,
+                      Tensors* tensors) {
+  const Problem& p = checked->problem;
+  AppendProblem& a = checked->append;
+  a.batch = p.batch, a.len = p.len_q, a.heads_kv = p.heads_kv, a.head_dim = p.head_dim;
+  const Extents keys{p.batch, p.heads_kv, p.len_q, p.head_dim};
+  CUFLASH_TRY(tensors->add("append.k", append.k, keys, p.dtype, Role::kInput, &a.k));
+  CUFLASH_TRY(
+      tensors->add_array("append.cos", a.rotary.cos, a.rotary.max_position * (a.rotary.dim / 2)));
+  CUFLASH_TRY(
+      tensors->add_array("append.sin", a.rotary.sin, a.rotary.max_position * (a.rotary.dim / 2)));
+  CUFLASH_TRY(tensors->add_array("append.k_norm_weight", a.k_norm, p.head_dim, dtype_bytes(p.dtype),
+                                 Role::kInput));
+  if (!is_zero(append.v)) {
+    a.head_dim_v = p.head_dim_v;
+    CUFLASH_TRY(check_dtype_of_k("append.v", append.v, p.dtype));
+    CUFLASH_TRY(tensors->add("append.v", append.v, {p.batch, p.heads_kv, p.len_q, p.head_dim_v},
+                             p.dtype, Role::kInput, &a.v));
+  }
+  if (is_zero(append.q)) {
+    CUFLASH_CHECK(is_zero(append.q_out), CUFLASH_ERROR_INVALID_VALUE,
+                  "append.q_out: set without append.q");
+    CUFLASH_CHECK(append.heads_q == 0 && append.q_norm_weight == nullptr,
+                  CUFLASH_ERROR_INVALID_VALUE, "append.%s: set without append.q",
+                  append.heads_q == 0 ? "q_norm_weight" : "heads_q");
+    return CUFLASH_SUCCESS;
+  }
+  a.heads_q = p.heads_q;
+  const Extents queries{p.batch, p.heads_q, p.len_q, p.head_dim};
+  CUFLASH_TRY(check_dtype_of_k("append.q", append.q, p.dtype));
+  CUFLASH_TRY(check_dtype_of_k("append.q_out", append.q_out, p.dtype));
+  CUFLASH_TRY(tensors->add_array("append.q_norm_weight", a.q_norm, p.head_dim, dtype_bytes(p.dtype),
+                                 Role::kInput));
+  CUFLASH_TRY(
+      tensors->add("append.q_out", append.q_out, queries, p.dtype, Role::kOutput, &a.q_out));
+  // q may be q_out; looked at alone first, so that it is not found to overlap itself.
+  MemoryUse unused;
+  Tensors alone(Purpose::kQuery, &unused);
+  CUFLASH_TRY(alone.add("append.q", append.q, queries, p.dtype, Role::kInput, &a.q));
+  const bool in_place = a.q.data == a.q_out.data && a.q.batch_stride == a.q_out.batch_stride &&
+                        a.q.head_stride == a.q_out.head_stride &&
+                        a.q.row_stride == a.q_out.row_stride;
+  if (in_place) return CUFLASH_SUCCESS;
+  return tensors->add("append.q", append.q, queries, p.dtype, Role::kInput, &a.q);
+}
+
+// The cache, and what tells where in it the tokens go.
+Status check_destination(const cuflash_kv_append_t& append, const cuflash_kv_cache_t& cache,
+                         Purpose purpose, CheckedProblem* checked, Tensors* tensors) {
+  const Problem& p = checked->problem;
+  AppendProblem& a = checked->append;
+  const bool mapped = append.slot_mapping != nullptr;
+  CUFLASH_TRY(check_cache_layout(cache, mapped, checked));
+  const Extents slots = cache_extents(cache, p, mapped);
+  CacheFormat& format = checked->features.format;
+  CUFLASH_TRY(check_key_dtype("cache.k", cache.k.dtype, p, &format.k.dtype));
+  CUFLASH_TRY(check_key_dtype("cache.v", cache.v.dtype, p, &format.v.dtype));
+  CUFLASH_TRY(tensors->add_items("cache.k", cache.k, slots, stored_bits(format.k.dtype),
+                                 Role::kOutput, &a.cache_k));
+  if (a.head_dim_v > 0) {
+    Extents values = slots;
+    values.channels = p.head_dim_v;
+    CUFLASH_TRY(tensors->add_items("cache.v", cache.v, values, stored_bits(format.v.dtype),
+                                   Role::kOutput, &a.cache_v));
+  }
+  CUFLASH_TRY(check_scales(cache, false, slots, checked, tensors));
+  a.format = format;
+  a.paging = checked->features.paging;
+  a.max_len = p.len_k, a.entries = slots.batch, a.entry_slots = slots.rows;
+
+  const int64_t tokens = p.batch * p.len_q;
+  a.slot_mapping = append.slot_mapping;
+  CUFLASH_TRY(tensors->add_array("append.slot_mapping", a.slot_mapping, tokens));
+  a.positions = append.positions;
+  CUFLASH_TRY(tensors->add_array("append.positions", a.positions, tokens));
+  const bool after_lengths =
+      append.positions == nullptr && (!mapped || a.rotary.dim > 0) && tokens > 0;
+  if (after_lengths) {
+    CUFLASH_CHECK(cache.lengths != nullptr || purpose == Purpose::kQuery,
+                  CUFLASH_ERROR_NULL_POINTER,
+                  "cache.lengths: is NULL, and append.positions too; one of them is needed%s",
+                  mapped ? " for the angles" : "");
+    a.lengths = cache.lengths;
+    CUFLASH_TRY(tensors->add_array("cache.lengths", a.lengths, p.batch));
+  }
+  if (mapped || tokens == 0) return CUFLASH_SUCCESS;
+  return add_page_tables(cache, p, purpose, tensors);
 }
 
 }  // namespace
@@ -1073,13 +1249,8 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   CUFLASH_TRY(check_extent("cache.max_len", cache.max_len));
   CUFLASH_TRY(check_extent("cache.num_pages", cache.num_pages));
   p.len_k = cache.max_len;
-  CUFLASH_TRY(check_cache_layout(cache, checked));
-  const Extents keys =
-      cache.layout == CUFLASH_CACHE_CONTIGUOUS
-          ? Extents{cache.cache_batch_idx != nullptr && cache.num_pages > 0 ? cache.num_pages
-                                                                            : p.batch,
-                    p.heads_kv, p.len_k, p.head_dim}
-          : Extents{cache.num_pages, p.heads_kv, cache.page_size, p.head_dim};
+  CUFLASH_TRY(check_cache_layout(cache, false, checked));
+  const Extents keys = cache_extents(cache, p, false);
   CUFLASH_TRY(check_rows("problem.batch * heads_kv * cache.max_len", p.batch, p.heads_kv, p.len_k));
   Tensors tensors(purpose, &checked->memory);
   CUFLASH_TRY(tensors.add("problem.q", problem.q, query_rows(*checked, p.head_dim), p.dtype,
@@ -1087,7 +1258,8 @@ Status check_decode(const cuflash_problem_t* source, const cuflash_kv_cache_t* s
   CUFLASH_TRY(check_keys_and_values(problem, "cache.k", cache.k, "cache.v", cache.v, keys, checked,
                                     &tensors));
   CUFLASH_TRY(check_outputs(problem, purpose, checked, &tensors));
-  CUFLASH_TRY(check_scales(problem, cache, keys, checked, &tensors));
+  const bool prefix = (problem.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) != 0;
+  CUFLASH_TRY(check_scales(cache, prefix, keys, checked, &tensors));
   p.lengths_k = cache.lengths;
   CUFLASH_TRY(tensors.add_array("cache.lengths", cache.lengths, p.batch));
   CUFLASH_TRY(add_page_tables(cache, p, purpose, &tensors));
@@ -1159,12 +1331,18 @@ Status check_merge(const cuflash_merge_t* source, CheckedMerge* checked) {
   return CUFLASH_SUCCESS;
 }
 
-Status check_append(const cuflash_kv_cache_t* source_cache, const cuflash_kv_append_t* source) {
+Status check_append(const cuflash_kv_cache_t* source_cache, const cuflash_kv_append_t* source,
+                    Purpose purpose, CheckedProblem* checked) {
   cuflash_kv_cache_t cache;
   cuflash_kv_append_t append;
   CUFLASH_TRY(import_struct(source_cache, "cache", &cache));
   CUFLASH_TRY(import_struct(source, "append", &append));
-  return fail(CUFLASH_ERROR_UNSUPPORTED, "cuflash_kv_cache_append: not implemented yet");
+  CUFLASH_TRY(check_append_extents(append, cache, purpose, checked));
+  CUFLASH_TRY(check_row_changes(append, &checked->append));
+  Tensors tensors(purpose, &checked->memory);
+  CUFLASH_TRY(check_new_rows(append, checked, &tensors));
+  CUFLASH_TRY(check_destination(append, cache, purpose, checked, &tensors));
+  return tensors.check_overlaps();
 }
 
 Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* source_weights,

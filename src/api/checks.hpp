@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/append.hpp"
 #include "core/features.hpp"
 #include "common/status.hpp"
 #include "cuflash.h"
@@ -38,7 +39,7 @@ struct CallOptions {
   int32_t sm_margin = 0, target_arch = 0;
 };
 
-// Not copied: the problem points to its features.
+// Not copied: the problem points to its features, and to its append.
 struct CheckedProblem {
   CheckedProblem() = default;
   CheckedProblem(const CheckedProblem&) = delete;
@@ -46,6 +47,7 @@ struct CheckedProblem {
 
   Problem problem;
   Features features;
+  AppendProblem append;
   CallOptions options;
   MemoryUse memory;
 };
@@ -56,6 +58,8 @@ Status check_forward(const cuflash_problem_t* problem, Purpose purpose, CheckedP
 Status check_backward(const cuflash_problem_t* problem, const cuflash_gradients_t* gradients,
                       Purpose purpose, CheckedProblem* checked);
 Status check_decode(const cuflash_problem_t* problem, const cuflash_kv_cache_t* cache,
+                    Purpose purpose, CheckedProblem* checked);
+Status check_append(const cuflash_kv_cache_t* cache, const cuflash_kv_append_t* append,
                     Purpose purpose, CheckedProblem* checked);
 
 struct CheckedMerge {
@@ -70,9 +74,6 @@ struct CheckedWeights {
 };
 Status check_weights(const cuflash_problem_t* problem, const cuflash_weights_t* weights,
                      CheckedWeights* result);
-
-// For the operation that no kernel implements yet: the structs' sizes, then 10.
-Status check_append(const cuflash_kv_cache_t* cache, const cuflash_kv_append_t* append);
 
 // Zeroes `size` bytes and sets struct_size.
 Status init_struct(void* pointer, size_t size, const char* name);

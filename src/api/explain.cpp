@@ -44,6 +44,8 @@ const char* operation_name(Operation operation) {
       return "backward";
     case Operation::kDecode:
       return "decode";
+    case Operation::kAppend:
+      return "append";
     case Operation::kMerge:
       break;
   }
@@ -150,9 +152,14 @@ cuflash_status_t cuflash_decode_workspace_size(cuflash_handle_t handle,
   });
 }
 
-cuflash_status_t cuflash_append_workspace_size(cuflash_handle_t, const cuflash_kv_cache_t* cache,
-                                               const cuflash_kv_append_t* append, size_t*) {
-  return entry(__func__, [&] { return check_append(cache, append); });
+cuflash_status_t cuflash_append_workspace_size(cuflash_handle_t handle,
+                                               const cuflash_kv_cache_t* cache,
+                                               const cuflash_kv_append_t* append, size_t* bytes) {
+  return entry(__func__, [&]() -> Status {
+    CheckedProblem checked;
+    CUFLASH_TRY(check_append(cache, append, Purpose::kQuery, &checked));
+    return workspace_size(handle, &checked, bytes);
+  });
 }
 
 cuflash_status_t cuflash_forward_explain(cuflash_handle_t handle, const cuflash_problem_t* problem,
@@ -184,9 +191,14 @@ cuflash_status_t cuflash_decode_explain(cuflash_handle_t handle, const cuflash_p
   });
 }
 
-cuflash_status_t cuflash_append_explain(cuflash_handle_t, const cuflash_kv_cache_t* cache,
-                                        const cuflash_kv_append_t* append, char*, size_t, size_t*) {
-  return entry(__func__, [&] { return check_append(cache, append); });
+cuflash_status_t cuflash_append_explain(cuflash_handle_t handle, const cuflash_kv_cache_t* cache,
+                                        const cuflash_kv_append_t* append, char* buffer,
+                                        size_t capacity, size_t* needed) {
+  return entry(__func__, [&]() -> Status {
+    CheckedProblem checked;
+    CUFLASH_TRY(check_append(cache, append, Purpose::kQuery, &checked));
+    return explain(handle, &checked, buffer, capacity, needed);
+  });
 }
 
 int32_t cuflash_kernel_count(void) {

@@ -3,6 +3,7 @@
 #include "backward/reference/variants.hpp"
 #include "backward/scalar/variants.hpp"
 #include "backward/wmma/variants.hpp"
+#include "cache/reference/variants.hpp"
 #include "cpu/blocked/variants.hpp"
 #include "cpu/reference.hpp"
 #include "decode/reference/variants.hpp"
@@ -18,9 +19,9 @@ namespace cuflash {
 VariantTables all_variants() {
   // Copied, not pointed to: the spans are constant-initialised in other units.
   static const VariantSpan spans[] = {
-      kForwardWgmma, kForwardWmma,     kForwardScalar,     kForwardReference,
-      kBackwardWmma, kBackwardScalar,  kBackwardReference, kDecodeWmma,
-      kDecodeScalar, kDecodeReference, kCpuBlocked,        kCpuReference,
+      kForwardWgmma,    kForwardWmma,       kForwardScalar, kForwardReference, kBackwardWmma,
+      kBackwardScalar,  kBackwardReference, kDecodeWmma,    kDecodeScalar,     kDecodeReference,
+      kAppendReference, kCpuBlocked,        kCpuReference,
   };
   return {spans, sizeof spans / sizeof spans[0]};
 }

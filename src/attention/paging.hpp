@@ -7,26 +7,24 @@
 namespace cuflash {
 
 // The most slots that sequence b can have: those of its pages, or none where its entry is not in the cache.
-CUFLASH_HOST_DEVICE int64_t cache_capacity(const FullProblem& p, int64_t b) {
-  const Paging& paging = p.f.paging;
+CUFLASH_HOST_DEVICE int64_t cache_capacity(const Paging& paging, int64_t max_len, int64_t b) {
   if (paging.indptr != nullptr)
     return max64(0, int64_t{paging.indptr[b + 1]} - paging.indptr[b]) * paging.page_size;
   if (paging.entries != nullptr) {
     const int64_t entry = paging.entries[b];
-    return entry >= 0 && entry < paging.num_pages ? p.len_k : 0;
+    return entry >= 0 && entry < paging.num_pages ? max_len : 0;
   }
-  return p.len_k;
+  return max_len;
 }
 
 // Indices of K and V: [entry, head, slot, channel].
 struct KeySlot {
   int64_t entry, slot;
-  bool valid;  // false: the page is not in the pool, and its keys are not seen
+  bool valid;  // false: the page is not in the pool, and its keys are neither seen nor written
 };
 
 // Slot `slot` of sequence b. Of the table only entries of slots in use are read.
-CUFLASH_HOST_DEVICE KeySlot key_slot(const FullProblem& p, int64_t b, int64_t slot) {
-  const Paging& paging = p.f.paging;
+CUFLASH_HOST_DEVICE KeySlot key_slot(const Paging& paging, int64_t b, int64_t slot) {
   if (paging.entries != nullptr) return {paging.entries[b], slot, true};
   if (paging.table == nullptr) return {b, slot, true};
   const int64_t first = paging.indptr != nullptr ? paging.indptr[b] : b * paging.table_stride;

@@ -36,7 +36,7 @@ CUFLASH_HOST_DEVICE Sequence sequence_of(const FullProblem& p, int64_t b) {
   const Ragged& r = p.f.ragged;
   const Rows q = rows_of_sequence(r.offsets_q, r.total_q, p.len_q, r.lengths_q, b);
   Rows k = rows_of_sequence(r.offsets_k, r.total_k, p.len_k, p.lengths_k, b);
-  k.count = min64(k.count, cache_capacity(p, b));
+  k.count = min64(k.count, cache_capacity(p.f.paging, p.len_k, b));
   const int64_t pad = r.left_pad_k == nullptr ? 0 : clamp64(r.left_pad_k[b], 0, k.count);
   return {b, q.first, q.count, k.first + pad, k.count - pad};
 }

@@ -163,7 +163,7 @@ CUFLASH_HOST_DEVICE OnlineSoftmax reference_forward_row(const Team& team, const 
     const int64_t end = min64(first + kSumBlock, keys.end);
     for (int64_t key = first; key < end; ++key) {
       if (!sees_in_tree(p, r, key)) continue;
-      const KeySlot at = key_slot(p, r.sequence.batch, r.sequence.first_k + key);
+      const KeySlot at = key_slot(p.f.paging, r.sequence.batch, r.sequence.first_k + key);
       if (!at.valid) continue;
       const float product = with_stored_row<T>(p, p.k, p.f.format.k, at, r.head_kv,
                                                [&](const auto& k) { return dot(team, q, k, dim); });

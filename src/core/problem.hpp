@@ -8,7 +8,13 @@
 
 namespace cuflash {
 
-enum class Operation : int32_t { kForward = 1, kBackward = 2, kDecode = 3, kMerge = 5 };
+enum class Operation : int32_t {
+  kForward = 1,
+  kBackward = 2,
+  kDecode = 3,
+  kAppend = 4,
+  kMerge = 5
+};
 
 enum class Align : int32_t { kBottomRight = 0, kTopLeft = 1, kOffset = 2, kDeviceOffsets = 3 };
 
@@ -24,7 +30,8 @@ struct Mask {
   CUFLASH_HOST_DEVICE bool is_full() const { return left == kUnlimited && right == kUnlimited; }
 };
 
-struct Features;  // core/features.hpp
+struct Features;       // core/features.hpp
+struct AppendProblem;  // core/append.hpp
 
 struct Problem {
   Operation operation = Operation::kForward;
@@ -44,6 +51,8 @@ struct Problem {
   bool aligned16 = false;
   // Of the host, so not for kernels; null: none. A family that reads nothing of it must refuse a problem with features.
   const Features* features = nullptr;
+  // All that there is to append, which has of this only the dtype and the extents. Of the host too.
+  const AppendProblem* append = nullptr;
 
   CUFLASH_HOST_DEVICE int64_t head_kv(int64_t head_q) const {
     return head_q / (heads_q / heads_kv);

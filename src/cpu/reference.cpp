@@ -1,6 +1,7 @@
 // The reference family on the CPU device: rows spread over threads.
 #include "cpu/reference.hpp"
 
+#include "attention/append.hpp"
 #include "attention/reference_rows.hpp"
 #include "common/dtype_dispatch.hpp"
 #include "common/thread_pool.hpp"
@@ -62,6 +63,15 @@ void for_each_row(const LaunchContext& context, int64_t count, F f) {
   });
 }
 
+[[maybe_unused]] Status append(const Problem& problem, const Plan&, const LaunchContext& context) {
+  const AppendProblem& p = *problem.append;
+  return dispatch_dtype(problem.dtype, [&](auto tag) -> Status {
+    using T = typename decltype(tag)::Type;
+    for_each_row(context, p.rows(), [&](auto team, int64_t i) { append_index<T>(team, p, i); });
+    return CUFLASH_SUCCESS;
+  });
+}
+
 constexpr Variant kRows[] = {
     {"fwd_reference_cpu", "reference", Operation::kForward, true, 1, 1, 0, 0, 0, accept_all,
      plan_nothing, CUFLASH_ENTRY_fwd_reference_cpu(forward), nullptr},
@@ -69,6 +79,8 @@ constexpr Variant kRows[] = {
      plan_reference_backward, CUFLASH_ENTRY_bwd_reference_cpu(backward), nullptr},
     {"dec_reference_cpu", "reference", Operation::kDecode, true, 1, 1, 0, 0, 0, accept_all,
      plan_splits, CUFLASH_ENTRY_dec_reference_cpu(decode), nullptr},
+    {"append_reference_cpu", "reference", Operation::kAppend, true, 1, 1, 0, 0, 0, accept_all,
+     plan_nothing, CUFLASH_ENTRY_append_reference_cpu(append), nullptr},
 };
 
 }  // namespace

@@ -867,14 +867,6 @@ TEST(Checks, Weights) {
     EXPECT_NEAR(std::accumulate(&out[row], &out[row] + SmallProblem::kLenK, 0.0), 1, 1e-6);
 }
 
-TEST(Checks, OperationsToCome) {
-  SmallProblem s;
-  cuflash_kv_append_t append;
-  cuflash_kv_append_init(&append, sizeof append);
-  EXPECT_EQ(cuflash_kv_cache_append(handle_of(Device::kCpu), &s.cache, &append, nullptr),
-            CUFLASH_ERROR_UNSUPPORTED);
-}
-
 // ---- empty problems -----------------------------------------------------------------------------------
 
 TEST(Checks, EmptyProblemsNeedNoPointers) {

@@ -20,7 +20,7 @@ STRUCTS = [name for name in FFI.list_types()[0]
 CONSTANTS = [name for name in dir(LIB) if name.startswith("CUFLASH_")]
 
 OPERATIONS = {"cuflash_attention_forward", "cuflash_attention_backward", "cuflash_attention_decode",
-              "cuflash_merge_states", *(name for name in FUNCTIONS
+              "cuflash_kv_cache_append", "cuflash_merge_states", *(name for name in FUNCTIONS
                                         if name.endswith(("_f32", "_f16", "_bf16")))}
 
 

@@ -230,19 +230,6 @@ def test_unimplemented_constant(call, tag, name, value):
         assert name in message()
 
 
-def test_unimplemented_functions(cpu):
-    """Refused as a whole, so long as their comment says so."""
-    arguments = {
-        "cuflash_kv_cache_append": (raw.cuflash_kv_cache_t, raw.cuflash_kv_append_t),
-        "cuflash_attention_weights": (raw.cuflash_problem_t, raw.cuflash_weights_t),
-    }
-    names = [f["name"] for f in API["functions"] if PHRASE in f["comment"].lower()]
-    for name in names:
-        structs = [kind.new() for kind in arguments[name]]
-        assert getattr(raw, name)(cpu, *structs, None) == raw.CUFLASH_ERROR_UNSUPPORTED
-        assert PHRASE in message()
-
-
 # ---- the positional functions keep their order of checks -------------------------------------
 
 POSITIONAL = [

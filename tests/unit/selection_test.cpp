@@ -83,11 +83,12 @@ TEST(Tables, NamesAreUniqueAndFollowTheScheme) {
   std::set<std::string> names;
   for_each_variant(all_variants(), [&](const Variant& v) {
     EXPECT_TRUE(names.insert(v.name).second) << v.name;
-    const char* prefix = v.operation == Operation::kForward    ? "fwd_"
-                         : v.operation == Operation::kBackward ? "bwd_"
-                                                               : "dec_";
-    const std::string name = v.name, family = v.family;
-    EXPECT_EQ(name.compare(0, 4 + family.size(), prefix + family), 0) << name;
+    const std::string prefix = v.operation == Operation::kForward    ? "fwd_"
+                               : v.operation == Operation::kBackward ? "bwd_"
+                               : v.operation == Operation::kDecode   ? "dec_"
+                                                                     : "append_";
+    const std::string name = v.name, start = prefix + v.family;
+    EXPECT_EQ(name.compare(0, start.size(), start), 0) << name;
     EXPECT_NE(v.accepts, nullptr);
     EXPECT_NE(v.plan, nullptr);
   });
@@ -140,7 +141,8 @@ TEST(Tables, FeaturesThatOnlyTheReferenceHas) {
 
 TEST(Tables, TheReferenceTakesEverythingEverywhere) {
   const Tables tables;
-  for (const Operation operation : {Operation::kForward, Operation::kBackward, Operation::kDecode})
+  for (const Operation operation :
+       {Operation::kForward, Operation::kBackward, Operation::kDecode, Operation::kAppend})
     for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16})
       for (int64_t head_dim = 1; head_dim <= 256; ++head_dim)
         for (const Capabilities& c : {cpu(), gpu(70, 96 << 10), gpu(75, k64KB), gpu(80, k99KB),
@@ -258,7 +260,7 @@ TEST(Tables, ChosenKernelsFitTheSharedMemory) {
 TEST(Tables, EveryRefusalHasAReason) {
   for_each_variant(all_variants(), [](const Variant& v) {
     for (const Operation operation :
-         {Operation::kForward, Operation::kBackward, Operation::kDecode})
+         {Operation::kForward, Operation::kBackward, Operation::kDecode, Operation::kAppend})
       for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16})
         for (const Capabilities& c : {cpu(), gpu(75, k64KB), gpu(90, k227KB)})
           if (const Refusal r = refusal_of(v, problem_of(operation, dtype, 200), c))

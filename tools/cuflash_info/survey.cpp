@@ -33,10 +33,11 @@ std::string joined(const Items& items, const char* separator) {
   return text;
 }
 
-// Its number, where no question can be about the operation.
+// Its number, where this program does not know the operation.
 Json operation_name(int32_t operation) {
   for (const Named& row : kOperations)
     if (row.value == operation) return row.name;
+  if (operation == CUFLASH_OPERATION_APPEND) return "append";  // no question can be about it
   return operation;
 }
 

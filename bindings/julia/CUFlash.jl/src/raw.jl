@@ -527,34 +527,38 @@ struct cuflash_kv_append_t
     heads_kv::Int64
     # new tokens of each sequence
     len::Int64
-    # D
+    # D of k and q, 1 to 576
     head_dim::Int64
-    # channels rotated; 0: D where cos is given
+    # channels of v, Dv; 0: head_dim; the same bounds
+    head_dim_v::Int64
+    # channels rotated, even and at most D; 0: D where cos is given
     rotary_dim::Int64
-    # [B, Hkv, len, D]
+    # with cos: its rows and those of sin
+    max_position::Int64
+    # [B, Hkv, len, D], its dtype must be set
     k::cuflash_tensor_t
-    # [B, Hkv, len, D]
+    # [B, Hkv, len, Dv], dtype of k; all zero: no values are written
     v::cuflash_tensor_t
-    # [B, Hq, len, D], rotated too; optional
+    # [B, Hq, len, D], dtype of k; all zero: none
     q::cuflash_tensor_t
-    # may be q itself
+    # out [B, Hq, len, D], dtype of k; may be exactly q
     q_out::cuflash_tensor_t
     # device [B, len]; NULL: after the cache's lengths
     positions::Ptr{Int32}
-    # device [B, len]: page * page_size + slot; negative skips
+    # device [B, len], slots in the whole cache; NULL: by position
     slot_mapping::Ptr{Int64}
-    # device [max_position, rotary_dim / 2]
+    # device [max_position, rotary_dim / 2]; NULL: no rotation
     cos::Ptr{Float32}
     # device [max_position, rotary_dim / 2]
     sin::Ptr{Float32}
-    # device [D], RMS norm; optional
+    # device [D], dtype of k; NULL: no RMS norm of q
     q_norm_weight::Ptr{Cvoid}
-    # device [D], RMS norm; optional
+    # device [D], dtype of k; NULL: no RMS norm of k
     k_norm_weight::Ptr{Cvoid}
-    # added to the mean square
+    # added to the mean square; finite and >= 0
     norm_epsilon::Float32
-    # zero
-    reserved::Int32
+    # queries only, as the problem's
+    target_arch::Int32
 end
 cuflash_kv_append_t(; fields...) = zeroed(cuflash_kv_append_t, values(fields))
 
@@ -889,7 +893,27 @@ function cuflash_attention_decode(handle, problem, cache, stream)
 end
 
 """
-Writes new keys and values into a cache, with rotary embedding. Not implemented yet: returns 10.
+Writes new keys and values into a cache, in one launch and without workspace: append first, then
+attend. The position of token i of sequence b is positions[b][i] or, without positions, lengths[b] +
+i: the cache's lengths count what was there before, and the call does not change them. Without
+slot_mapping the token goes to the slot of its sequence with the number of its position, as decode
+finds it; it is skipped if the position is negative, not below max_len, past the pages of its
+sequence or on a page that is not in the pool, or if lengths[b] is negative. With slot_mapping it
+goes to slot n = slot_mapping[b][i] of the whole cache, slot n % page_size of page n / page_size
+(contiguous: max_len for page_size, the entry for the page), and is skipped if n is negative or past
+the last slot; page tables are not read, nor is the position unless there is cos. Nothing of a
+skipped token's k and v is read or written, and nothing else of the cache is written. What a slot
+holds that several tokens are sent to is undefined. A row x of k is written as it is or, in this
+order: normed, x / sqrt(mean(x^2) + norm_epsilon) * k_norm_weight over all of head_dim; its first
+rotary_dim channels rotated in pairs, (x, y) to (x cos - y sin, x sin + y cos) with the pair's
+entries in the row of cos and sin of the token's position. Pair j is (j, j + rotary_dim / 2) or,
+with CUFLASH_APPEND_INTERLEAVED, (2j, 2j + 1). So is q, with q_norm_weight, into q_out: of every
+token, also of those that are skipped. A position that cos has no row for skips the token, and its
+rows of q_out are 0. All in fp32, rounded once, to the dtype of q_out or to what cache.k and cache.v
+keep (dtype 0: that of append.k): the number nearest to x / scale + zero. fp8 and integers saturate;
+an integer is that of x = 0 where x is NaN, and so is any number where scale is 0. A row of zeros is
+normed to zeros without epsilon too. Statuses as forward; 3 no positions and no cache.lengths where
+they are needed; 15 q_out or the cache overlaps.
 """
 function cuflash_kv_cache_append(handle, cache, append, stream)
     ccall(symbol(:cuflash_kv_cache_append), cuflash_status_t, (cuflash_handle_t,

@@ -638,39 +638,43 @@ pub struct cuflash_kv_append {
     pub heads_kv: i64,
     /// new tokens of each sequence
     pub len: i64,
-    /// D
+    /// D of k and q, 1 to 576
     pub head_dim: i64,
-    /// channels rotated; 0: D where cos is given
+    /// channels of v, Dv; 0: head_dim; the same bounds
+    pub head_dim_v: i64,
+    /// channels rotated, even and at most D; 0: D where cos is given
     pub rotary_dim: i64,
-    /// \[B, Hkv, len, D\]
+    /// with cos: its rows and those of sin
+    pub max_position: i64,
+    /// \[B, Hkv, len, D\], its dtype must be set
     pub k: cuflash_tensor_t,
-    /// \[B, Hkv, len, D\]
+    /// \[B, Hkv, len, Dv\], dtype of k; all zero: no values are written
     pub v: cuflash_tensor_t,
-    /// \[B, Hq, len, D\], rotated too; optional
+    /// \[B, Hq, len, D\], dtype of k; all zero: none
     pub q: cuflash_tensor_t,
-    /// may be q itself
+    /// out \[B, Hq, len, D\], dtype of k; may be exactly q
     pub q_out: cuflash_tensor_t,
     /// device \[B, len\]; NULL: after the cache's lengths
     pub positions: *const i32,
-    /// device \[B, len\]: page \* page_size \+ slot; negative skips
+    /// device \[B, len\], slots in the whole cache; NULL: by position
     pub slot_mapping: *const i64,
-    /// device \[max_position, rotary_dim / 2\]
+    /// device \[max_position, rotary_dim / 2\]; NULL: no rotation
     pub cos: *const f32,
     /// device \[max_position, rotary_dim / 2\]
     pub sin: *const f32,
-    /// device \[D\], RMS norm; optional
+    /// device \[D\], dtype of k; NULL: no RMS norm of q
     pub q_norm_weight: *const c_void,
-    /// device \[D\], RMS norm; optional
+    /// device \[D\], dtype of k; NULL: no RMS norm of k
     pub k_norm_weight: *const c_void,
-    /// added to the mean square
+    /// added to the mean square; finite and \>= 0
     pub norm_epsilon: f32,
-    /// zero
-    pub reserved: i32,
+    /// queries only, as the problem's
+    pub target_arch: i32,
 }
 pub type cuflash_kv_append_t = cuflash_kv_append;
 zero_by_default!(cuflash_kv_append);
 const _: () = {
-    assert!(size_of::<cuflash_kv_append>() == 368);
+    assert!(size_of::<cuflash_kv_append>() == 384);
     assert!(align_of::<cuflash_kv_append>() == 8);
     assert!(offset_of!(cuflash_kv_append, struct_size) == 0);
     assert!(offset_of!(cuflash_kv_append, flags) == 4);
@@ -679,19 +683,21 @@ const _: () = {
     assert!(offset_of!(cuflash_kv_append, heads_kv) == 24);
     assert!(offset_of!(cuflash_kv_append, len) == 32);
     assert!(offset_of!(cuflash_kv_append, head_dim) == 40);
-    assert!(offset_of!(cuflash_kv_append, rotary_dim) == 48);
-    assert!(offset_of!(cuflash_kv_append, k) == 56);
-    assert!(offset_of!(cuflash_kv_append, v) == 120);
-    assert!(offset_of!(cuflash_kv_append, q) == 184);
-    assert!(offset_of!(cuflash_kv_append, q_out) == 248);
-    assert!(offset_of!(cuflash_kv_append, positions) == 312);
-    assert!(offset_of!(cuflash_kv_append, slot_mapping) == 320);
-    assert!(offset_of!(cuflash_kv_append, cos) == 328);
-    assert!(offset_of!(cuflash_kv_append, sin) == 336);
-    assert!(offset_of!(cuflash_kv_append, q_norm_weight) == 344);
-    assert!(offset_of!(cuflash_kv_append, k_norm_weight) == 352);
-    assert!(offset_of!(cuflash_kv_append, norm_epsilon) == 360);
-    assert!(offset_of!(cuflash_kv_append, reserved) == 364);
+    assert!(offset_of!(cuflash_kv_append, head_dim_v) == 48);
+    assert!(offset_of!(cuflash_kv_append, rotary_dim) == 56);
+    assert!(offset_of!(cuflash_kv_append, max_position) == 64);
+    assert!(offset_of!(cuflash_kv_append, k) == 72);
+    assert!(offset_of!(cuflash_kv_append, v) == 136);
+    assert!(offset_of!(cuflash_kv_append, q) == 200);
+    assert!(offset_of!(cuflash_kv_append, q_out) == 264);
+    assert!(offset_of!(cuflash_kv_append, positions) == 328);
+    assert!(offset_of!(cuflash_kv_append, slot_mapping) == 336);
+    assert!(offset_of!(cuflash_kv_append, cos) == 344);
+    assert!(offset_of!(cuflash_kv_append, sin) == 352);
+    assert!(offset_of!(cuflash_kv_append, q_norm_weight) == 360);
+    assert!(offset_of!(cuflash_kv_append, k_norm_weight) == 368);
+    assert!(offset_of!(cuflash_kv_append, norm_epsilon) == 376);
+    assert!(offset_of!(cuflash_kv_append, target_arch) == 380);
 };
 
 /// Partial results over disjoint sets of keys, to be merged; see cuflash_merge_states().
@@ -987,8 +993,29 @@ extern "C" {
         stream: cuflash_stream_t,
     ) -> cuflash_status_t;
 
-    /// Writes new keys and values into a cache, with rotary embedding. Not implemented yet: returns
-    /// 10.
+    /// Writes new keys and values into a cache, in one launch and without workspace: append first,
+    /// then attend. The position of token i of sequence b is positions\[b\]\[i\] or, without
+    /// positions, lengths\[b\] \+ i: the cache's lengths count what was there before, and the call
+    /// does not change them. Without slot_mapping the token goes to the slot of its sequence with
+    /// the number of its position, as decode finds it; it is skipped if the position is negative,
+    /// not below max_len, past the pages of its sequence or on a page that is not in the pool, or
+    /// if lengths\[b\] is negative. With slot_mapping it goes to slot n = slot_mapping\[b\]\[i\] of
+    /// the whole cache, slot n % page_size of page n / page_size (contiguous: max_len for
+    /// page_size, the entry for the page), and is skipped if n is negative or past the last slot;
+    /// page tables are not read, nor is the position unless there is cos. Nothing of a skipped
+    /// token's k and v is read or written, and nothing else of the cache is written. What a slot
+    /// holds that several tokens are sent to is undefined. A row x of k is written as it is or, in
+    /// this order: normed, x / sqrt(mean(x^2) \+ norm_epsilon) \* k_norm_weight over all of
+    /// head_dim; its first rotary_dim channels rotated in pairs, (x, y) to (x cos \- y sin, x sin
+    /// \+ y cos) with the pair's entries in the row of cos and sin of the token's position. Pair j
+    /// is (j, j \+ rotary_dim / 2) or, with CUFLASH_APPEND_INTERLEAVED, (2j, 2j \+ 1). So is q,
+    /// with q_norm_weight, into q_out: of every token, also of those that are skipped. A position
+    /// that cos has no row for skips the token, and its rows of q_out are 0. All in fp32, rounded
+    /// once, to the dtype of q_out or to what cache.k and cache.v keep (dtype 0: that of append.k):
+    /// the number nearest to x / scale \+ zero. fp8 and integers saturate; an integer is that of x
+    /// = 0 where x is NaN, and so is any number where scale is 0. A row of zeros is normed to zeros
+    /// without epsilon too. Statuses as forward; 3 no positions and no cache.lengths where they are
+    /// needed; 15 q_out or the cache overlaps.
     pub fn cuflash_kv_cache_append(
         handle: cuflash_handle_t,
         cache: *const cuflash_kv_cache_t,
