@@ -25,7 +25,7 @@ def kernels_of(build: Path) -> set[str]:
     program = next(build.glob("tests/**/test_kernels"), None)
     if program is None:
         sys.exit(f"no test_kernels in {build}: ./dev build makes it")
-    cases, _ = run_gtest(program, "Draws.Accurate/cpu_*", env={"CUFLASH_TEST_DRAWS": "0"})
+    cases, _ = run_gtest(program, "*Draws.Accurate/cpu_*", env={"CUFLASH_TEST_DRAWS": "0"})
     return {kernel for case in cases if (kernel := kernel_in(case, "cpu"))}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 KEY_RANGE = "src/attention/key_range.hpp"
 SOFTMAX = "src/attention/online_softmax.hpp"
 REFERENCE = "src/attention/reference.hpp"
+APPEND = "src/attention/append.hpp"
 RAGGED = "src/attention/ragged.hpp"
 SCORE = "src/attention/score.hpp"
 DROPOUT = "src/attention/dropout.hpp"
@@ -51,6 +52,7 @@ REFERENCE_UNITS = (
     "src/backward/reference/unit.cu",
     "src/decode/reference/unit.cu",
     "src/merge/merge.cu",
+    "src/cache/reference/unit.cu",
 )
 
 
@@ -320,6 +322,42 @@ FAULTS = [
           "delta = *p.f.delta.at(b, r.head, r.token);", "delta = 0;", "FurtherOutputs.DeltaOutAndIn*"),
     Fault("weights_of_other_rows", ROWS,
           "out.chosen != nullptr ? out.chosen[i.row] : i.row", "i.row", "Weights.*"),
+    # ---- append ----
+    Fault("append_one_slot_late", APPEND, "length < 0 ? -1 : length + t.index;", "length < 0 ? -1 : length + t.index + 1;",
+          "CasesOfAppend.B105*"),
+    Fault("append_after_a_negative_length", APPEND, "length < 0 ? -1 : length + t.index;", "length + t.index;",
+          "CasesOfAppend.SkippedTokens*"),
+    Fault("append_past_max_len", APPEND, "min64(p.max_len, cache_capacity(p.paging, p.max_len, t.batch))",
+          "cache_capacity(p.paging, p.max_len, t.batch)", "CasesOfAppend.SkippedTokens*"),
+    Fault("append_to_a_slot_past_the_last", APPEND, "slot >= p.entries * p.entry_slots", "slot > p.entries * p.entry_slots",
+          "CasesOfAppend.SkippedTokens*"),
+    Fault("append_pages_and_slots_swapped", APPEND, "{slot / p.entry_slots, slot % p.entry_slots, true}",
+          "{slot % p.entry_slots, slot / p.entry_slots, true}", "CasesOfAppend.PositionsAndSlotMappings*"),
+    Fault("append_into_q", APPEND, "p.q_out.row<T>(t.batch, head, t.index)", "p.q.row<T>(t.batch, head, t.index)",
+          "CasesOfAppend.Rotation*"),
+    Fault("rotation_the_other_way", APPEND, "channel == lower ? along - across : along + across",
+          "channel == lower ? along + across : along - across", "CasesOfAppend.Rotation*"),
+    Fault("rotation_with_a_row_that_is_not_normed", APPEND, "normed(other) * rotary_.sin", "to_float(row_[other]) * rotary_.sin",
+          "CasesOfAppend.Norms*"),
+    Fault("rotation_by_the_last_position", APPEND, "first_angle_ = position * (rotary_.dim / 2);",
+          "first_angle_ = (position > 0 ? position - 1 : 0) * (rotary_.dim / 2);", "CasesOfAppend.Rotation*"),
+    Fault("query_without_an_angle_kept", APPEND, "out[c] = from_float<T>(0.0f);", "out[c] = p.q.row<T>(t.batch, head, t.index)[c];",
+          "CasesOfAppend.PositionsOutsideTheTable*"),
+    Fault("norm_without_epsilon", APPEND, " + epsilon * factor * factor", "", "CasesOfAppend.Norms*"),
+    Fault("norm_of_squares_out_of_range", APPEND, "if (!(mean >= 0x1p-60f && mean <= 0x1p120f)) {", "if (dim < 0) {",
+          "CasesOfAppend.NormsOfExtremeRows*"),
+    Fault("in_place_rotation_of_what_is_rotated", APPEND,
+          "const float lower = row[c], upper = row[other];\n    out[c] = from_float<T>(lower);",
+          "const float lower = row[c];\n    out[c] = from_float<T>(lower);\n    const float upper = row[other];",
+          "CasesOfAppend.QueriesInPlace*"),
+    Fault("values_by_the_scales_of_keys", APPEND, "quantised_row(p.format, p.format.v, p.cache_v,",
+          "quantised_row(p.format, p.format.k, p.cache_v,", "CasesOfAppend.QuantisedCaches*"),
+    Fault("halves_of_a_byte_swapped", APPEND, "first | (two ? second << 4 : byte & 0xf0u)",
+          "first << 4 | (two ? second : byte & 0xfu)", "CasesOfAppend.QuantisedCaches*"),
+    Fault("unused_half_of_a_byte_written", APPEND, "two ? second << 4 : byte & 0xf0u", "second << 4",
+          "CasesOfAppend.QuantisedCaches*"),
+    Fault("two_channels_at_once_unaligned", APPEND, "% sizeof(Both) == 0", "% sizeof(Code) == 0", "CasesOfAppend.B106*",
+          devices=("cuda",)),
     # ---- the wmma forward ----
     wmma("rescale_skipped", "      if (rescale[strip])\n", "      if (false)\n",
          "CasesOfTails.B50*:CasesOfTails.B41*"),

@@ -227,5 +227,90 @@ TEST_P(FarStrides, P19_PartsOfAMerge) {
   }
 }
 
+// Slots of a cache that are far apart, as entries, heads or rows. Two of each but of the rows three.
+class FarCache {
+ public:
+  static constexpr int64_t kDim = 24, kLen = 3;
+
+  FarCache(Device device, const FarMemory& memory, const Layout& layout, int64_t entries)
+      : device_(device), memory_(memory), layout_(layout), entries_(entries) {}
+
+  // Appends kLen tokens to each entry but the first, of which every channel is 1 + 100 * entry + 10 * head + token.
+  void append() const {
+    const std::vector<uint16_t> poison(kDim, 0xffff);
+    for_each_row([&](auto, auto, auto, char* row) { memory_.copy(row, poison.data(), kDim * 2); });
+    const Extents e = {entries_, 2, kLen, kDim};
+    StridedTensor k(device_, Dtype::kF16, e, dense_layout(e));
+    k.write(Tensor::from(e.batch, e.heads, e.rows, e.dim, number));
+    std::vector<int32_t> lengths(static_cast<size_t>(entries_), 0);
+    lengths[0] = -1;  // skipped
+    const DeviceArray<int32_t> device_lengths(device_, lengths);
+    cuflash_kv_cache_t cache;
+    cuflash_kv_cache_init(&cache, sizeof cache);
+    cache.k.data = memory_.data();
+    cache.k.batch_stride = layout_.batch_stride;
+    cache.k.head_stride = layout_.head_stride;
+    cache.k.row_stride = layout_.row_stride;
+    cache.max_len = kLen;
+    cache.lengths = device_lengths.data();
+    cuflash_kv_append_t append;
+    cuflash_kv_append_init(&append, sizeof append);
+    append.batch = entries_, append.heads_kv = 2, append.len = kLen, append.head_dim = kDim;
+    append.k = k.tensor();
+    ASSERT_EQ(cuflash_kv_cache_append(handle_of(device_), &cache, &append, nullptr),
+              CUFLASH_SUCCESS)
+        << cuflash_last_error();
+    synchronize(device_);
+    for_each_row([&](int64_t b, int64_t h, int64_t i, char* row) {
+      std::vector<uint16_t> got(kDim);
+      memory_.copy(got.data(), row, kDim * 2);
+      for (const uint16_t& bits : got) {
+        if (b == 0)
+          ASSERT_EQ(bits, 0xffff) << "head " << h << " row " << i;
+        else
+          ASSERT_EQ(load(Dtype::kF16, &bits), number(b, h, i, 0));
+      }
+    });
+  }
+
+ private:
+  static double number(int64_t b, int64_t h, int64_t i, int64_t) {
+    return static_cast<double>(1 + 100 * b + 10 * h + i);
+  }
+  template <class F>
+  void for_each_row(F f) const {
+    for (int64_t b = 0; b < entries_; ++b)
+      for (int64_t h = 0; h < 2; ++h)
+        for (int64_t i = 0; i < kLen; ++i)
+          f(b, h, i,
+            memory_.data() + static_cast<size_t>(b * layout_.batch_stride +
+                                                 h * layout_.head_stride + i * layout_.row_stride) *
+                                 2);
+  }
+
+  Device device_;
+  const FarMemory& memory_;
+  Layout layout_;
+  int64_t entries_;
+};
+
+TEST_P(FarStrides, P19_AppendedSlots) {
+  const FarMemory far(GetParam(), 2 * kLargest * 2 + (1 << 20));
+  if (far.data() == nullptr) GTEST_SKIP() << "not enough memory for strides of 2^32 elements";
+  for (const Dimension dimension : {kBatch, kHead, kRow})
+    for (const int64_t stride : kStrides) {
+      const Layout layout = far_layout({2, 2, FarCache::kLen, FarCache::kDim}, dimension, stride);
+      FarCache(GetParam(), far, layout, 2).append();
+    }
+}
+
+TEST_P(FarStrides, B61_AppendToEntriesFarApart) {
+  constexpr int64_t kStride = int64_t{1} << 30;
+  const FarMemory far(GetParam(), 4 * kStride * 2 + (1 << 20));
+  if (far.data() == nullptr) GTEST_SKIP() << "not enough memory for five entries of 2 GB";
+  const Layout layout = far_layout({5, 2, FarCache::kLen, FarCache::kDim}, kBatch, kStride);
+  FarCache(GetParam(), far, layout, 5).append();
+}
+
 }  // namespace
 }  // namespace cuflash_test

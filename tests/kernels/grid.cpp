@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 
 #include "kernels/targets.hpp"
 
@@ -21,11 +20,6 @@ struct Heads {
   int64_t q, kv;
 };
 constexpr Heads kHeads[] = {{1, 1}, {4, 4}, {3, 1}, {6, 2}, {7, 1}, {8, 1}, {24, 1}, {48, 2}};
-
-int64_t setting(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::atoll(text) : otherwise;
-}
 
 MaskSpec random_mask(Random& random, const Shape& s) {
   MaskSpec mask;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <vector>
@@ -66,6 +67,12 @@ void on_every_family(Case base, const std::vector<Dtype>& dtypes, F body) {
     }
     EXPECT_FALSE(families.empty()) << "no kernel takes " << describe(base);
   }
+}
+
+// A number from the environment.
+inline int64_t setting(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoll(text) : otherwise;
 }
 
 inline const std::vector<Dtype> kEveryDtype = {Dtype::kF32, Dtype::kF16, Dtype::kBf16};

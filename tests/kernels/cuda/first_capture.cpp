@@ -1,13 +1,15 @@
-// first_capture <forward|backward|decode|merge> <plain|preloaded>
+// first_capture <forward|backward|decode|append|merge> <plain|preloaded>
 //
 // The first call of a process is made inside a capture. After cuflash_preload it must work; without, it may work or
 // return CUFLASH_ERROR_CAPTURE, and then the capture must survive it.
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "support/append.hpp"
 #include "support/runner.hpp"
 
 using namespace cuflash_test;
@@ -66,6 +68,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const bool preloaded = std::strcmp(argv[2], "preloaded") == 0;
   const bool is_merge = std::strcmp(argv[1], "merge") == 0;
+  const bool is_append = std::strcmp(argv[1], "append") == 0;
   Case c;
   c.device = Device::kCuda;
   c.dtype = Dtype::kF16;
@@ -77,6 +80,11 @@ int main(int argc, char** argv) {
   Call call(c, inputs);  // asks for the workspace size, launches nothing
   call.use_pool();
   Merge merge;
+  AppendCase append_case;
+  append_case.device = Device::kCuda;
+  append_case.dtype = Dtype::kF16;
+  append_case.lengths = {3};
+  AppendCall append(append_case);
   cudaDeviceSynchronize();
 
   if (preloaded &&
@@ -89,8 +97,9 @@ int main(int argc, char** argv) {
   // Global mode: unsafe calls anywhere would break the capture.
   if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess) return 1;
   const cuflash_status_t status =
-      is_merge ? cuflash_merge_states(handle_of(Device::kCuda), &merge.merge, stream)
-               : call.launch(stream);
+      is_merge    ? cuflash_merge_states(handle_of(Device::kCuda), &merge.merge, stream)
+      : is_append ? append.launch(stream)
+                  : call.launch(stream);
   const std::string message = cuflash_last_error();
   std::printf("%s %s: %s %s\n", argv[1], argv[2], cuflash_status_name(status), message.c_str());
   if (!check(cudaStreamEndCapture(stream, &graph) == cudaSuccess, "the capture did not survive"))
@@ -104,6 +113,12 @@ int main(int argc, char** argv) {
     if (cudaGraphLaunch(executable, stream) != cudaSuccess ||
         cudaStreamSynchronize(stream) != cudaSuccess)
       return 1;
+    if (is_append) {
+      append.expect_right();
+      if (!check(!testing::Test::HasFailure(), "wrong append")) return 1;
+      append.reset();
+      continue;
+    }
     if (is_merge) {
       if (!check(merge.right(), "wrong merge")) return 1;
       continue;

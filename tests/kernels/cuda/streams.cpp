@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/targets.hpp"
+#include "support/append.hpp"
 
 namespace cuflash_test {
 namespace {
@@ -123,6 +124,28 @@ TEST_F(Streams_cuda, P36_CaptureAndReplay) {
           expect_same_bits(outcome.results, expected);
         }
       });
+}
+
+TEST_F(Streams_cuda, P36_AppendsReplayWithOtherLengths) {
+  AppendCase c;
+  c.device = Device::kCuda;
+  c.dtype = Dtype::kBf16;
+  c.batch = 2, c.heads_q = 4, c.heads_kv = 2, c.len = 3, c.dim = c.dim_v = 64;
+  c.max_len = 40, c.page_size = 16;
+  c.rotary_dim = 64, c.max_position = 64;
+  c.lengths = {0, 7};
+  AppendCall call(c);
+  const Stream stream;
+  const Graph graph(
+      stream, [&] { EXPECT_EQ(call.launch(stream), CUFLASH_SUCCESS) << cuflash_last_error(); });
+  for (const std::vector<int32_t>& lengths :
+       {std::vector<int32_t>{0, 7}, {37, 38}, {15, -1}, {1000, 40}, {30, 0}}) {
+    call.set_lengths(lengths);
+    call.reset();
+    CUDA_OK(cudaDeviceSynchronize());
+    graph.launch(stream);
+    call.expect_right();
+  }
 }
 
 TEST_F(Streams_cuda, B120_ReplayWithOtherLengths) {
