@@ -45,21 +45,25 @@ class Call:
             q=tensor(**dense), k=tensor(**dense), v=tensor(**dense), o=tensor(**dense))
         self.gradients = raw.cuflash_gradients_t.new(d_o=tensor(**dense), dq=tensor(**dense), dk=tensor(**dense), dv=tensor(**dense))
         self.cache = raw.cuflash_kv_cache_t.new(k=tensor(**dense), v=tensor(**dense), max_len=SK)
+        self.append = raw.cuflash_kv_append_t.new(
+            batch=B, heads_q=HQ, heads_kv=HKV, len=SQ, head_dim=D,
+            k=tensor(**dense), v=tensor(**dense), q=tensor(**dense), q_out=tensor(**dense))
         if operation == "decode":
             self.problem.k, self.problem.v, self.problem.len_k = tensor(), tensor(), 0
 
     def families(self, handle: object, arch: int) -> set[str]:
         """Those that take the call; none where it is refused as a whole."""
-        self.problem.target_arch = arch
-        further = {"forward": (), "backward": (self.gradients,), "decode": (self.cache,)}[self.operation]
+        self.problem.target_arch = self.append.target_arch = arch
+        structs = {"forward": (self.problem,), "backward": (self.problem, self.gradients), "decode": (self.problem, self.cache),
+                   "append": (self.cache, self.append)}[self.operation]
         explain = getattr(raw, f"cuflash_{self.operation}_explain")
         needed = ctypes.c_size_t()
-        status = explain(handle, self.problem, *further, None, 0, ctypes.byref(needed))
+        status = explain(handle, *structs, None, 0, ctypes.byref(needed))
         if status == raw.CUFLASH_ERROR_UNSUPPORTED:
             return set()
         cuflash.check(status)
         text = ctypes.create_string_buffer(needed.value)
-        cuflash.check(explain(handle, self.problem, *further, text, len(text), None))
+        cuflash.check(explain(handle, *structs, text, len(text), None))
         return {kernel["family"] for kernel in json.loads(text.value)["kernels"]
                 if kernel["accepted"] or kernel["reason"] == "not in this build of the library"}
 
@@ -106,6 +110,13 @@ def cache_fields(**values: int) -> Callable[[Call], None]:
     return set_them
 
 
+def append_fields(**values: int | float) -> Callable[[Call], None]:
+    def set_them(call: Call) -> None:
+        for name, value in values.items():
+            setattr(call.append, name, value)
+    return set_them
+
+
 def with_bias(call: Call) -> None:
     fields(bias=SOMEWHERE, bias_head_stride=SQ * SK, bias_row_stride=SK)(call)
 
@@ -131,6 +142,8 @@ def cache_of(dtype: int, **values: int) -> Callable[[Call], None]:
 
 ALL = ("forward", "backward", "decode")
 PREFILL = ("forward", "backward")
+APPEND = ("append",)
+CACHES = ("decode", "append")
 FEATURES: list[tuple[str, tuple[str, ...], Callable[[Call], None]]] = [
     ("dense tensors by strides, grouped heads", ALL, fields()),
     ("causal mask", ALL, fields(mask=raw.CUFLASH_MASK_CAUSAL)),
@@ -151,15 +164,21 @@ FEATURES: list[tuple[str, tuple[str, ...], Callable[[Call], None]]] = [
     ("accumulation into the outputs", ALL, accumulate),
     ("delta as an output", ("backward",), gradient_fields(delta=SOMEWHERE)),
     ("gradient of the LSE", ("backward",), gradient_fields(dlse=SOMEWHERE)),
-    ("lengths on the device", ("decode",), cache_fields(lengths=SOMEWHERE)),
+    ("lengths on the device", CACHES, cache_fields(lengths=SOMEWHERE)),
     ("parts along the keys", ("decode",), fields(num_splits=4)),
     ("deterministic", ALL, flag(raw.CUFLASH_PROBLEM_DETERMINISTIC)),
     ("batch-invariant", ALL, flag(raw.CUFLASH_PROBLEM_BATCH_INVARIANT)),
-    ("paged cache", ("decode",), cache_fields(layout=raw.CUFLASH_CACHE_PAGED, block_table=SOMEWHERE, page_size=16, num_pages=64)),
-    ("fp8 cache with scales", ("decode",), cache_of(raw.CUFLASH_FP8_E4M3)),
-    ("int8 cache with scales and zero points", ("decode",), cache_of(raw.CUFLASH_INT8, k_zero=SOMEWHERE, v_zero=SOMEWHERE)),
-    ("int4 cache, a scale for 32 channels", ("decode",), cache_of(raw.CUFLASH_INT4, scale_group=32)),
+    ("paged cache", CACHES, cache_fields(layout=raw.CUFLASH_CACHE_PAGED, block_table=SOMEWHERE, page_size=16, num_pages=64)),
+    ("fp8 cache with scales", CACHES, cache_of(raw.CUFLASH_FP8_E4M3)),
+    ("int8 cache with scales and zero points", CACHES, cache_of(raw.CUFLASH_INT8, k_zero=SOMEWHERE, v_zero=SOMEWHERE)),
+    ("int4 cache, a scale for 32 channels", CACHES, cache_of(raw.CUFLASH_INT4, scale_group=32)),
     ("tree mask", ALL, fields(tree_mask=SOMEWHERE)),
+    ("positions", APPEND, append_fields(positions=SOMEWHERE)),
+    ("slot mapping", APPEND, append_fields(slot_mapping=SOMEWHERE)),
+    ("rotary embedding", APPEND, append_fields(cos=SOMEWHERE, sin=SOMEWHERE, max_position=SK)),
+    ("rotary embedding, interleaved, of some channels", APPEND,
+     append_fields(cos=SOMEWHERE, sin=SOMEWHERE, max_position=SK, rotary_dim=32, flags=raw.CUFLASH_APPEND_INTERLEAVED)),
+    ("RMS norm of queries and keys", APPEND, append_fields(q_norm_weight=SOMEWHERE, k_norm_weight=SOMEWHERE, norm_epsilon=1e-6)),
 ]
 
 
@@ -172,7 +191,7 @@ def page() -> str:
     columns = [(device, family) for device in ("cuda", "cpu") for family in names[device]]
     text = HEADER
     with cuflash.Handle(raw.CUFLASH_DEVICE_CPU) as cpu:
-        for operation in ALL:
+        for operation in (*ALL, *APPEND):
             text += f"## {operation.capitalize()}\n\n|"
             text += "".join(f" | {family} ({'CPU' if device == 'cpu' else 'CUDA'})" for device, family in columns) + " |\n"
             text += "|---" * (len(columns) + 1) + "|\n"

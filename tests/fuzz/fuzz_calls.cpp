@@ -233,6 +233,7 @@ const char* kernel_name(Input& in) {
                                        "fwd_reference_cpu",
                                        "bwd_reference_cpu",
                                        "dec_reference_cpu",
+                                       "append_reference_cpu",
                                        "wmma",
                                        "fwd_wmma_f16_d64",
                                        "no such kernel",
@@ -482,16 +483,17 @@ void read(const cuflash_tensor_t& t, int64_t batch, int64_t heads, int64_t rows,
 
 int64_t bytes_of(int32_t dtype) { return dtype == CUFLASH_F32 ? 4 : dtype <= CUFLASH_BF16 ? 2 : 1; }
 
-// K or V of a cache. Of int4 there are two a byte.
-void read_stored(cuflash_tensor_t t, int32_t dtype, int64_t batch, int64_t heads, int64_t rows,
-                 int64_t dim) {
-  if (dtype != CUFLASH_INT4) return read(t, batch, heads, rows, dim, bytes_of(dtype));
+// read() or wrote() of K or V of a cache. Of int4 there are two a byte.
+template <class Touch>
+void touched_stored(Touch touched, cuflash_tensor_t t, int32_t dtype, int64_t batch, int64_t heads,
+                    int64_t rows, int64_t dim) {
+  if (dtype != CUFLASH_INT4) return touched(t, batch, heads, rows, dim, bytes_of(dtype));
   if ((t.flags & CUFLASH_TENSOR_DENSE) != 0) {
     t.flags = 0;
     t.row_stride = dim, t.head_stride = rows * dim, t.batch_stride = heads * rows * dim;
   }
   t.row_stride /= 2, t.head_stride /= 2, t.batch_stride /= 2;
-  read(t, batch, heads, rows, (dim + 1) / 2, 1);
+  touched(t, batch, heads, rows, (dim + 1) / 2, 1);
 }
 
 cuflash_tensor_t lse_of(const cuflash_problem_t& p) {
@@ -515,9 +517,9 @@ void ran_forward(const cuflash_problem_t& p, const cuflash_tensor_t& k, const cu
     return t.dtype == CUFLASH_DTYPE_DEFAULT ? p.q.dtype : t.dtype;
   };
   read(p.q, rows.batch, p.heads_q, rows.rows, p.head_dim, bytes_of(p.q.dtype));
-  read_stored(k, dtype_of(k), keys.batch, heads_kv_of(p), keys.rows, p.head_dim);
+  touched_stored(read, k, dtype_of(k), keys.batch, heads_kv_of(p), keys.rows, p.head_dim);
   if ((p.flags & CUFLASH_PROBLEM_V_IS_K_PREFIX) == 0)
-    read_stored(v, dtype_of(v), keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p));
+    touched_stored(read, v, dtype_of(v), keys.batch, heads_kv_of(p), keys.rows, dim_v_of(p));
   wrote(p.o, rows.batch, p.heads_q, rows.rows, dim_v_of(p), bytes_of_output(p, p.o));
   if (p.lse != nullptr) wrote(lse_of(p), rows.batch, p.heads_q, rows.rows, 1, 4);
   if (p.tree_mask != nullptr) {
@@ -871,12 +873,123 @@ void fuzz_merge(Input& in) {
           seen.batch, seen.heads, seen.len, 1, 4);
 }
 
-void fuzz_append_and_weights(Input& in) {
+Rows cache_rows(const cuflash_kv_append_t& a, const cuflash_kv_cache_t& cache) {
+  if (cache.layout != CUFLASH_CACHE_CONTIGUOUS) return {cache.num_pages, cache.page_size};
+  const bool chosen = a.slot_mapping != nullptr || cache.cache_batch_idx != nullptr;
+  return {chosen && cache.num_pages > 0 ? cache.num_pages : a.batch, cache.max_len};
+}
+int64_t dim_v_of(const cuflash_kv_append_t& a) {
+  return a.head_dim_v == 0 ? a.head_dim : a.head_dim_v;
+}
+bool is_given(const cuflash_tensor_t& t) {
+  constexpr cuflash_tensor_t kNone = {};
+  return std::memcmp(&t, &kNone, sizeof t) != 0;
+}
+
+cuflash_kv_append_t make_append(Input& in, const Shape& s, cuflash_kv_cache_t* cache) {
+  cuflash_kv_append_t a = {};
+  const uint8_t parts = in.ConsumeIntegral<uint8_t>();
+  const auto has = [&](int bit) { return (parts >> bit & 1) != 0; };
+  a.batch = s.batch, a.heads_kv = s.heads_kv, a.len = s.len_q, a.head_dim = s.dim;
+  a.k = make_tensor(in, s.heads_kv, s.len_q, s.dim, s.dtype);
+  if (has(0)) a.v = make_tensor(in, s.heads_kv, s.len_q, s.dim, 0);
+  if (has(1)) {
+    a.heads_q = s.heads_q;
+    a.q = make_tensor(in, s.heads_q, s.len_q, s.dim, s.dtype);
+    a.q_out = has(2) ? a.q : make_tensor(in, s.heads_q, s.len_q, s.dim, 0);
+  }
+  if (has(3)) {
+    a.rotary_dim = 2 * in.ConsumeIntegralInRange<int64_t>(0, s.dim / 2);
+    a.max_position = in.ConsumeIntegralInRange(1, 9);
+    a.flags = in.ConsumeBool() ? CUFLASH_APPEND_INTERLEAVED : 0;
+  }
+  if (has(4)) a.norm_epsilon = in.ConsumeFloatingPointInRange(0.0f, 1.0f);
+  overwrite_fields(in, &a);
+  const Memory& m = memory();
+  a.k.data = m.pick(in, kDk);
+  a.v.data = has(0) ? m.pick(in, kDv) : nullptr;
+  a.q.data = has(1) ? m.pick(in, kQ) : nullptr;
+  a.q_out.data = !has(1) ? nullptr : has(2) ? a.q.data : m.pick(in, kO);
+  const auto floats = [&](bool wanted) {
+    return static_cast<const float*>(wanted ? m.pick(in, kScratch) : nullptr);
+  };
+  a.cos = floats(has(3)), a.sin = floats(has(3));
+  a.k_norm_weight = floats(has(4)), a.q_norm_weight = floats(has(4) && has(1));
+  a.positions = has(5) ? static_cast<const int32_t*>(m.pick(in, kLengths)) : nullptr;
+  a.slot_mapping = has(6) ? static_cast<const int64_t*>(m.pick(in, kLse)) : nullptr;
+
+  const Rows rows = cache_rows(a, *cache);
+  const int64_t most = std::max(a.head_dim, dim_v_of(a));
+  for (cuflash_tensor_t* t : {&cache->k, &cache->v})
+    t->data = unless_far(*t, rows.batch, a.heads_kv, rows.rows, most);
+  for (const void** scales : {&cache->k_scale, &cache->v_scale, &cache->k_zero, &cache->v_zero})
+    *scales = unless_far(scales_of(*cache, *scales), rows.batch, a.heads_kv, rows.rows, most);
+  for (cuflash_tensor_t* t : {&a.k, &a.v})
+    t->data = unless_far(*t, a.batch, a.heads_kv, a.len, most);
+  for (cuflash_tensor_t* t : {&a.q, &a.q_out})
+    t->data = unless_far(*t, a.batch, a.heads_q, a.len, most);
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  if (is_heavy(number(a.batch), number(std::max(a.heads_q, a.heads_kv)), number(a.len), 1,
+               number(most)))
+    a.k.data = a.q.data = a.q_out.data = memory().unreadable();
+  if (is_far(number(a.max_position) * number(std::max(a.rotary_dim, a.head_dim))))
+    a.cos = a.sin = reinterpret_cast<const float*>(memory().unreadable());
+  if (is_far(2 * number(a.batch) * number(a.len))) a.k.data = memory().unreadable();
+  return a;
+}
+
+void ran_append(const cuflash_kv_append_t& a, const cuflash_kv_cache_t& cache) {
+  const bool queries = is_given(a.q), values = is_given(a.v);
+  if (is_empty(a.batch, (queries ? a.heads_q : 0) + a.heads_kv, a.len)) return;
+  const int64_t item = bytes_of(a.k.dtype);
+  read(a.k, a.batch, a.heads_kv, a.len, a.head_dim, item);
+  const Rows rows = cache_rows(a, cache);
+  const auto wrote_side = [&](const cuflash_tensor_t& t, int64_t dim) {
+    touched_stored(wrote, t, t.dtype == 0 ? a.k.dtype : t.dtype, rows.batch, a.heads_kv, rows.rows,
+                   dim);
+  };
+  wrote_side(cache.k, a.head_dim);
+  if (values) {
+    read(a.v, a.batch, a.heads_kv, a.len, dim_v_of(a), item);
+    wrote_side(cache.v, dim_v_of(a));
+  }
+  if (queries) {
+    if (a.q.data != a.q_out.data) read(a.q, a.batch, a.heads_q, a.len, a.head_dim, item);
+    wrote(a.q_out, a.batch, a.heads_q, a.len, a.head_dim, item);
+  }
+  const auto read_array = [](const void* data, int64_t count, int64_t item_bytes) {
+    if (data != nullptr) memory().read(data, static_cast<size_t>(count * item_bytes));
+  };
+  const int64_t angles = a.max_position * (a.rotary_dim == 0 ? a.head_dim : a.rotary_dim) / 2;
+  read_array(a.cos, angles, 4);
+  read_array(a.sin, angles, 4);
+  read_array(a.k_norm_weight, a.head_dim, item);
+  read_array(a.q_norm_weight, a.head_dim, item);
+  read_array(a.positions, a.batch * a.len, 4);
+  read_array(a.slot_mapping, a.batch * a.len, 8);
+}
+
+void fuzz_append(Input& in) {
   const Shape s(in);
-  const Passed<cuflash_kv_cache_t> cache(in, make_cache(in, s));
-  cuflash_kv_append_t append = {};
-  overwrite_fields(in, &append);
+  cuflash_kv_cache_t cache = make_cache(in, s);
+  const cuflash_kv_append_t append = make_append(in, s, &cache);
+  const Passed<cuflash_kv_cache_t> c(in, cache);
   const Passed<cuflash_kv_append_t> a(in, append);
+  const Handle handle(in);
+  const cuflash_status_t status =
+      checked(cuflash_kv_cache_append(handle, c.pointer(), a.pointer(), pick_stream(in)));
+  if (status == CUFLASH_SUCCESS) ran_append(a.seen(), c.seen());
+  size_t bytes = 1;
+  if (checked(cuflash_append_workspace_size(handle, c.pointer(), a.pointer(), &bytes)) ==
+      CUFLASH_SUCCESS)
+    require(bytes == 0, "workspace of an append");
+  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
+    return cuflash_append_explain(handle, c.pointer(), a.pointer(), buffer, capacity, needed);
+  });
+}
+
+void fuzz_weights(Input& in) {
+  const Shape s(in);
   cuflash_problem_t problem = make_problem(in, s, false);
   cuflash_weights_t weights = {};
   weights.num_rows = in.ConsumeIntegralInRange(0, 9);
@@ -894,12 +1007,6 @@ void fuzz_append_and_weights(Input& in) {
   const Passed<cuflash_problem_t> p(in, problem);
   const Passed<cuflash_weights_t> w(in, weights);
   const Handle handle(in);
-  size_t bytes = 0;
-  checked(cuflash_kv_cache_append(handle, cache.pointer(), a.pointer(), pick_stream(in)));
-  checked(cuflash_append_workspace_size(handle, cache.pointer(), a.pointer(), &bytes));
-  check_explain(in, [&](char* buffer, size_t capacity, size_t* needed) {
-    return cuflash_append_explain(handle, cache.pointer(), a.pointer(), buffer, capacity, needed);
-  });
   if (checked(cuflash_attention_weights(handle, p.pointer(), w.pointer(), pick_stream(in))) !=
           CUFLASH_SUCCESS ||
       p.seen().len_k == 0)
@@ -1128,7 +1235,8 @@ constexpr void (*kEntryPoints[])(Input&) = {fuzz_forward,
                                             fuzz_backward,
                                             fuzz_decode,
                                             fuzz_merge,
-                                            fuzz_append_and_weights,
+                                            fuzz_append,
+                                            fuzz_weights,
                                             fuzz_workspace_prepare,
                                             fuzz_positional_forward,
                                             fuzz_positional_backward,
