@@ -56,6 +56,16 @@
  *              in a way that can change a result, and never written. NaN or infinity inside it, in a
  *              key or value that the mask hides from a row, may still reach that row.
  *
+ * MODES. Deterministic: the same call gives the same bits in every run. All kernels of this version do.
+ * Batch-invariant: what a sequence gives has the same bits alone and in any batch, wherever it stands in
+ * it, given the same device, library, dtype, heads, head_dim, mask, features and alignment of the tensors. The
+ * kernel is then chosen without regard to the lengths, and decode cuts the keys of a sequence into parts
+ * of 1024 (a 256th where it has more than 2^18), which neither max_len nor sm_margin moves; with num_splits
+ * given, into that many. The gradients of what several sequences share (sinks, repeated bias) are sums over the
+ * batch, and accumulation starts from what is there. A batch too large for the kernel of its sequences is
+ * refused with 10. SM margin: kernels that size their grid by the device leave that many SMs free, down to
+ * one; those with a block for each tile do not heed it.
+ *
  * STREAMS, CAPTURE. A CUDA call only enqueues work on the given stream: it never synchronises and
  * can be captured in a CUDA graph. Lengths given as device pointers are read when the kernel runs.
  * Work is ordered by the streams alone. A fault of an earlier kernel is reported as 22. CPU calls
@@ -199,7 +209,7 @@ enum cuflash_problem_flag {
   CUFLASH_PROBLEM_V_IS_K_PREFIX =
       4, /**< V is the first head_dim_v channels of K, v is all zero; not in the backward pass */
   CUFLASH_PROBLEM_DETERMINISTIC = 8,    /**< bitwise equal results from run to run */
-  CUFLASH_PROBLEM_BATCH_INVARIANT = 16, /**< a row's bits do not depend on its batch */
+  CUFLASH_PROBLEM_BATCH_INVARIANT = 16, /**< a row's bits do not depend on its batch; see MODES */
   CUFLASH_PROBLEM_ACCUMULATE =
       32, /**< fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does */
   CUFLASH_PROBLEM_WORKSPACE_PREPARED =
@@ -244,7 +254,7 @@ enum cuflash_operation {
 enum cuflash_option {
   CUFLASH_OPTION_DETERMINISTIC = 1,   /**< 0 or 1: as the problem flag, for every call */
   CUFLASH_OPTION_BATCH_INVARIANT = 2, /**< 0 or 1: as the problem flag, for every call */
-  CUFLASH_OPTION_SM_MARGIN = 3,       /**< SMs to leave to others, 0 to 1024 */
+  CUFLASH_OPTION_SM_MARGIN = 3,       /**< SMs to leave to others, 0 to 1024; see MODES */
   CUFLASH_OPTION_CPU_THREADS = 4,     /**< threads of the CPU device, 0 (all cores) to 1024 */
   CUFLASH_OPTION_CHECK_POINTERS = 5   /**< 0 or 1 (default): ask CUDA where each pointer lives */
 };
@@ -368,7 +378,7 @@ typedef struct cuflash_problem {
   int32_t math_mode; /**< enum cuflash_math */
   int32_t
       num_splits;    /**< decode: parts along the keys, 0: choose, at most 1024; elsewhere 0 or 1 */
-  int32_t sm_margin; /**< SMs to leave to others, added to the handle's option */
+  int32_t sm_margin; /**< SMs to leave to others, added to the handle's option; see MODES */
   int32_t
       target_arch; /**< queries only: answer for this GPU (90 for sm_90), 0: the handle's device */
 } cuflash_problem_t;

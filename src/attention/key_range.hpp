@@ -69,10 +69,12 @@ CUFLASH_HOST_DEVICE TileRange tile_rows(const Mask& mask, int64_t shift, int64_t
   return {{first.begin, last.end}, {last.begin, max64(last.begin, first.end)}};
 }
 
-// Part `split` of `num_splits` nearly equal parts of a range; parts past its length are empty.
-CUFLASH_HOST_DEVICE Range split_range(Range range, int64_t split, int64_t num_splits) {
+// Part `split` of `num_splits` nearly equal parts of a range, of no fewer than `least` elements; parts past its length are
+// empty.
+CUFLASH_HOST_DEVICE Range split_range(Range range, int64_t split, int64_t num_splits,
+                                      int64_t least) {
   const int64_t length = max64(0, range.end - range.begin);
-  const int64_t part = ceil_div(length, num_splits);
+  const int64_t part = max64(ceil_div(length, num_splits), least);
   const int64_t begin = min64(range.begin + split * part, range.begin + length);
   return {begin, min64(begin + part, range.begin + length)};
 }

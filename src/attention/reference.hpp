@@ -151,7 +151,7 @@ CUFLASH_HOST_DEVICE OnlineSoftmax reference_forward_row(const Team& team, const 
                                                         const QueryRow& r, int64_t split,
                                                         int64_t num_splits, float* acc) {
   const int dim = static_cast<int>(p.head_dim), dim_v = static_cast<int>(p.head_dim_v);
-  const Range keys = split_range(r.keys, split, num_splits);
+  const Range keys = split_range(r.keys, split, num_splits, p.least_part());
   float q[Team::kSlots], block_acc[Team::kSlots];
   load_row(team, p.q.row<T>(r.sequence.batch, r.head, r.token), dim, q);
   team.for_channels(dim_v, [&](int slot, int) { acc[slot] = 0; });

@@ -34,6 +34,8 @@ struct Features;       // core/features.hpp
 struct AppendProblem;  // core/append.hpp
 
 struct Problem {
+  static constexpr int64_t kInvariantPart = 1024;
+
   Operation operation = Operation::kForward;
   Dtype dtype = Dtype::kF32;  // of q, k, v, o and their gradients (fp32 outputs are a feature)
   int64_t batch = 0, heads_q = 0, heads_kv = 0;
@@ -56,6 +58,11 @@ struct Problem {
 
   CUFLASH_HOST_DEVICE int64_t head_kv(int64_t head_q) const {
     return head_q / (heads_q / heads_kv);
+  }
+  // The fewest keys in a part of decode, but for a sequence's last. Batch-invariant parts that the library chooses have this
+  // many whatever the number of parts is: where they begin follows from the sequence alone.
+  CUFLASH_HOST_DEVICE int64_t least_part() const {
+    return batch_invariant && num_splits == 0 ? kInvariantPart : 1;
   }
   // The number of valid keys of a sequence; may read device memory.
   CUFLASH_HOST_DEVICE int64_t keys_of(int64_t b) const {

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "common/integer.hpp"
+
 namespace cuflash {
 namespace {
 
@@ -105,13 +107,23 @@ Status fail_all_refuse(const VariantTables& tables, const Problem& problem,
               refusers > 1 ? " (the explain function lists all reasons)" : "");
 }
 
+Problem one_sequence_of(Problem problem) {
+  problem.batch = min64(problem.batch, 1);
+  return problem;
+}
+
 }  // namespace
 
 Status select(const VariantTables& tables, const Problem& problem, const Capabilities& caps,
               const char* forced, const char* source, const Variant** chosen) {
   if (forced != nullptr && forced[0] == '\0') forced = nullptr;
-  *chosen = find_best(tables, problem, caps, forced);
-  if (*chosen != nullptr) return CUFLASH_SUCCESS;
+  const bool invariant = problem.batch_invariant;
+  const Variant* best = invariant ? find_best(tables, one_sequence_of(problem), caps, forced)
+                                  : find_best(tables, problem, caps, forced);
+  if (best != nullptr && invariant && refusal_of(*best, problem, caps))
+    return fail_all_refuse(tables, problem, caps, best->name, "batch invariance");
+  *chosen = best;
+  if (best != nullptr) return CUFLASH_SUCCESS;
   if (forced != nullptr && !is_kernel_name(tables, forced))
     return fail_unknown_kernel(tables, forced, source);
   return fail_all_refuse(tables, problem, caps, forced, source);

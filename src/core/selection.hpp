@@ -29,6 +29,7 @@ Status fail_unknown_kernel(const VariantTables& tables, const char* name, const 
 // Takes the highest rank among the variants that accept (ties: the first). With `forced` (a name or a family)
 // only those are considered, and a refusal is returned as a status with its reason, never replaced; `source` says
 // in messages who asked for it.
+// A batch-invariant problem takes the kernel that a sequence of it alone would take, or none.
 // 10 nothing accepts; 18 only variants that are not built would; 8 unknown forced name.
 Status select(const VariantTables& tables, const Problem& problem, const Capabilities& caps,
               const char* forced, const char* source, const Variant** chosen);

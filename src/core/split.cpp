@@ -6,7 +6,6 @@
 namespace cuflash {
 namespace {
 
-constexpr int64_t kInvariantKeys = 1024;
 constexpr int64_t kMaxAutomatic = 256;
 
 // Costs in units of the time in which an SM, at its share of the bandwidth, streams the keys and values of one
@@ -28,12 +27,15 @@ int64_t visible_length(const Problem& p, const SplitShape& shape) {
 
 }  // namespace
 
+int32_t invariant_splits(int64_t keys) {
+  return static_cast<int32_t>(clamp64(ceil_div(keys, Problem::kInvariantPart), 1, kMaxAutomatic));
+}
+
 int32_t choose_splits(const Problem& p, const Capabilities& capabilities, const SplitShape& shape) {
   if (p.num_splits > 0) return p.num_splits;
   if (capabilities.is_cpu || rows_of(p) == 0) return 1;
   const int64_t keys = visible_length(p, shape);
-  if (p.batch_invariant)
-    return static_cast<int32_t>(clamp64(keys / kInvariantKeys, 1, kMaxAutomatic));
+  if (p.batch_invariant) return invariant_splits(keys);
   const int64_t most = clamp64(keys / kMinKeys, 1, kMaxAutomatic);
   const int64_t tiles =
       p.batch * p.heads_kv * ceil_div(p.heads_q / p.heads_kv * p.len_q, shape.tile_rows);

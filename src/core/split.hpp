@@ -18,9 +18,12 @@ struct SplitShape {
 };
 constexpr SplitShape kRowOfAWarp = {1, 16};  // the reference's warps
 
+// Enough parts of Problem::least_part() for `keys`, up to a bound beyond which parts become longer.
+int32_t invariant_splits(int64_t keys);
+
 // The number of parts for a decode problem: what the caller asked for, or the one for which the device streams
 // the keys soonest. Depends on capacities known to the host, never on lengths on the device, so that a captured
-// launch stays right; with batch_invariant neither on the batch.
+// launch stays right; with batch_invariant on the capacity of a sequence alone.
 int32_t choose_splits(const Problem& problem, const Capabilities& capabilities,
                       const SplitShape& shape = kRowOfAWarp);
 

@@ -31,6 +31,7 @@ struct Plan {
   size_t workspace_bytes = 0;
   int launches = 1;
   int32_t num_splits = 1;
+  int64_t blocks = 0;  // of a kernel whose blocks take tile after tile
 };
 
 struct Variant {
@@ -55,8 +56,10 @@ constexpr Variant with_rank_for(Variant variant, int (*rank_for)(const Problem&)
   return variant;
 }
 
+// The lengths of a batch-invariant problem may be those of a sequence's longest neighbour: they do not count.
 inline int rank_of(const Variant& variant, const Problem& problem) {
-  return variant.rank_for != nullptr ? variant.rank_for(problem) : variant.rank;
+  const bool fixed = variant.rank_for == nullptr || problem.batch_invariant;
+  return fixed ? variant.rank : variant.rank_for(problem);
 }
 
 // A table, and what all its rows have in common, so that a choice need not look at each of them.

@@ -64,7 +64,7 @@ CUFLASH_HOST_DEVICE Tile tile_of(const Problem& p, int64_t num_splits, unsigned 
   t.shift = centre_shift(p.mask, t.b, p.len_q, t.len_k);
   const TileRange seen = tile_keys(p.mask, t.shift, t.first_row / group,
                                    (t.first_row + t.rows - 1) / group + 1, t.len_k);
-  t.keys = split_range(seen.any, t.split, num_splits);
+  t.keys = split_range(seen.any, t.split, num_splits, p.least_part());
   t.common.begin = clamp64(seen.all.begin, t.keys.begin, t.keys.end);
   t.common.end = clamp64(seen.all.end, t.common.begin, t.keys.end);
   return t;

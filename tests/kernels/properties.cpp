@@ -517,6 +517,43 @@ TEST_P(Property, P22_PointersAtAnyElement) {
       }
 }
 
+// Decode over caches of which each sequence uses another part, on a cache with room for many more.
+TEST_P(Property, P28_DecodeOfALongSequenceInAnyBatch) {
+  for (const int64_t rows : {1, 3}) {
+    Case one = make_case(GetParam(), kDecode, {1, 4, 2, rows, 2500, 64}, causal_mask());
+    one.flags = CUFLASH_PROBLEM_BATCH_INVARIANT;
+    one.lengths = {2500};
+    on_every_kernel(one, kEveryDtype, [](const Case& c) {
+      const Inputs in = make_inputs(c, DataKind::kNormal);
+      const Results alone = run_ok(c, in);
+      for (const int64_t capacity : {2500, 5000})
+        for (const int64_t own : {0, 2}) {
+          Case three = c;
+          three.shape.batch = 3;
+          three.shape.len_k = capacity;
+          three.lengths = {1000, 17, static_cast<int32_t>(capacity)};
+          three.lengths[static_cast<size_t>(own)] = 2500;
+          Inputs more = make_inputs(three, DataKind::kNormal, 2);
+          const auto put = [&](const Tensor& from, Tensor& to) {
+            for (int64_t h = 0; h < from.heads; ++h)
+              for (int64_t r = 0; r < from.rows; ++r)
+                for (int64_t ch = 0; ch < from.dim; ++ch)
+                  to.at(own, h, r, ch) = from.at(0, h, r, ch);
+          };
+          put(in.q, more.q);
+          put(in.k, more.k);
+          put(in.v, more.v);
+          const Results r = run_ok(three, more);
+          for (const auto member : {&Results::o, &Results::lse}) {
+            const std::vector<double>&all = (r.*member).x, &want = (alone.*member).x;
+            EXPECT_TRUE(std::equal(want.begin(), want.end(),
+                                   all.begin() + own * static_cast<int64_t>(want.size())));
+          }
+        }
+    });
+  }
+}
+
 TEST_P(Property, P28_BatchEntriesAreIndependent) {
   for (const Operation operation : {kForward, kBackward, kDecode}) {
     Case c = make_case(GetParam(), operation, {1, 4, 2, 33, 70, 64}, causal_mask());
@@ -645,7 +682,7 @@ TEST_P(Property, P35_WorkspaceIsExact) {
 }
 
 TEST_P(Property, P40_RepeatedCallsWithOtherMemory) {
-  for (const Operation operation : {kForward, kDecode})
+  for (const Operation operation : {kForward, kBackward, kDecode})
     on_every_kernel(make_case(GetParam(), operation, {2, 4, 2, 33, 129, 80}, causal_mask()),
                     kEveryDtype, [](const Case& c) {
                       const Inputs in = make_inputs(c, DataKind::kNormal);

@@ -102,19 +102,33 @@ TEST(KeyRange, TileKeys) {
 TEST(KeyRange, SplitsCoverOnceAndInOrder) {
   for (int64_t begin = 0; begin < 4; ++begin)
     for (int64_t length = 0; length < 40; ++length)
-      for (int64_t splits = 1; splits <= 50; ++splits) {
-        const Range whole = {begin, begin + length};
-        int64_t next = begin, longest = 0;
-        for (int64_t split = 0; split < splits; ++split) {
-          const Range part = split_range(whole, split, splits);
-          ASSERT_LE(part.begin, part.end);
-          if (part.empty()) continue;
-          ASSERT_EQ(part.begin, next);
-          next = part.end;
-          longest = max64(longest, part.end - part.begin);
+      for (int64_t splits = 1; splits <= 50; ++splits)
+        for (const int64_t least : {1, 7, 64}) {
+          const Range whole = {begin, begin + length};
+          int64_t next = begin, longest = 0;
+          for (int64_t split = 0; split < splits; ++split) {
+            const Range part = split_range(whole, split, splits, least);
+            ASSERT_LE(part.begin, part.end);
+            if (part.empty()) continue;
+            ASSERT_EQ(part.begin, next);
+            next = part.end;
+            ASSERT_TRUE(part.end - part.begin >= least || part.end == whole.end);
+            longest = max64(longest, part.end - part.begin);
+          }
+          ASSERT_EQ(next, whole.end);
+          ASSERT_LE(longest, max64(ceil_div(length, splits), least));
         }
-        ASSERT_EQ(next, whole.end);
-        ASSERT_LE(longest, ceil_div(length, splits));
+}
+
+// With parts for the longest sequence, each sequence is cut by its own length alone.
+TEST(KeyRange, PartsOfAFixedLength) {
+  constexpr int64_t kLeast = 8;
+  for (int64_t length = 0; length < 100; ++length)
+    for (int64_t longest = length; longest < 100; ++longest)
+      for (int64_t split = 0; split * kLeast < longest; ++split) {
+        const Range part = split_range({3, 3 + length}, split, ceil_div(longest, kLeast), kLeast);
+        ASSERT_EQ(part.begin, 3 + min64(split * kLeast, length));
+        ASSERT_EQ(part.end, 3 + min64((split + 1) * kLeast, length));
       }
 }
 

@@ -209,6 +209,51 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   EXPECT_EQ(choice(few, 90), "fwd_wgmma_bf16_d64");
 }
 
+// Its blocks take tile after tile: no more of them than SMs that the call may use.
+TEST(Tables, WgmmaLeavesSms) {
+  const Tables tables;
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
+  p.batch = 8, p.heads_q = p.heads_kv = 16, p.len_q = p.len_k = 1000;
+  int64_t planned = 0;
+  for (const Variant& v : tables.rows()) {
+    if (std::strcmp(v.family, "wgmma") != 0) continue;
+    for (const int sms : {132, 100, 1}) {
+      Capabilities c = gpu(90, k227KB);
+      c.sm_count = sms;
+      EXPECT_EQ(v.plan(p, c).blocks, sms) << v.name;
+      Problem small = p;
+      small.batch = small.heads_q = small.heads_kv = 1, small.len_q = v.tile_m + 1;
+      EXPECT_EQ(v.plan(small, c).blocks, std::min(sms, 2)) << v.name;
+      ++planned;
+    }
+  }
+  EXPECT_GT(planned, 0);
+}
+
+// Lengths, which may be those of a neighbour, and the batch do not count.
+TEST(Tables, BatchInvariantChoices) {
+  const Tables tables;
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
+  p.batch_invariant = true;
+  for (const int64_t len : {1, 64, 65, 4096})
+    for (const int64_t batch : {0, 1, 64}) {
+      p.batch = batch, p.len_q = p.len_k = len;
+      EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "fwd_wgmma_bf16_d64");
+    }
+  // A batch that is too large for the kernel of its sequences is refused, not given to another one.
+  p = problem_of(Operation::kDecode, Dtype::kF16, 64);
+  p.batch_invariant = true;
+  p.heads_q = p.heads_kv = 4, p.len_q = 1, p.len_k = 512 << 10;
+  p.batch = 1 << 20;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_wmma_f16_d64");
+  p.batch = 1 << 21;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)),
+            "status " + std::to_string(CUFLASH_ERROR_UNSUPPORTED));
+  EXPECT_NE(std::strstr(last_error(), "batch invariance"), nullptr) << last_error();
+  p.batch_invariant = false, p.num_splits = 256;
+  EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_reference");
+}
+
 // f32, and what has no tensor cores.
 TEST(Tables, ScalarTakesTheRest) {
   const Tables tables;
@@ -281,11 +326,33 @@ TEST(Tables, PlansOfSplitsDependOnTheShapeOnly) {
   p.num_splits = 7;
   EXPECT_EQ(choose_splits(p, c), 7);
   EXPECT_EQ(choose_splits(p, cpu()), 7);
-  // Batch-invariant: the batch does not count.
-  p.num_splits = 0, p.batch_invariant = true, p.len_k = 65536;
-  const int32_t large_batch = choose_splits(p, c);
-  p.batch = 1;
-  EXPECT_EQ(choose_splits(p, c), large_batch);
+}
+
+// As many as cover the capacity in parts of a fixed length, on any device, whatever else there is.
+TEST(Splits, BatchInvariantPartsHaveAFixedLength) {
+  Problem p = problem_of(Operation::kDecode, Dtype::kF16, 128);
+  p.batch_invariant = true;
+  EXPECT_EQ(p.least_part(), Problem::kInvariantPart);
+  for (const int64_t batch : {1, 300})
+    for (const int64_t heads : {1, 32})
+      for (const int sms : {1, 20, 132}) {
+        p.batch = batch, p.heads_q = p.heads_kv = heads;
+        Capabilities c = gpu(90, k227KB);
+        c.sm_count = sms;
+        p.len_k = 0;
+        EXPECT_EQ(choose_splits(p, c), 1);
+        p.len_k = 1024;
+        EXPECT_EQ(choose_splits(p, c), 1);
+        p.len_k = 1025;
+        EXPECT_EQ(choose_splits(p, c), 2);
+        p.len_k = 65536;
+        EXPECT_EQ(choose_splits(p, c), 64);
+        p.len_k = 1 << 20;
+        EXPECT_EQ(choose_splits(p, c), 256);
+      }
+  p.num_splits = 7;
+  EXPECT_EQ(choose_splits(p, gpu(90, k227KB)), 7);
+  EXPECT_EQ(p.least_part(), 1);
 }
 
 // Blocks of 16 rows, two of which keep an SM busy.

@@ -214,7 +214,7 @@ class cuflash_problem_flag(IntEnum):
     CUFLASH_PROBLEM_V_IS_K_PREFIX = 4
     #: bitwise equal results from run to run
     CUFLASH_PROBLEM_DETERMINISTIC = 8
-    #: a row's bits do not depend on its batch
+    #: a row's bits do not depend on its batch; see MODES
     CUFLASH_PROBLEM_BATCH_INVARIANT = 16
     #: fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
     CUFLASH_PROBLEM_ACCUMULATE = 32
@@ -315,7 +315,7 @@ class cuflash_option(IntEnum):
     CUFLASH_OPTION_DETERMINISTIC = 1
     #: 0 or 1: as the problem flag, for every call
     CUFLASH_OPTION_BATCH_INVARIANT = 2
-    #: SMs to leave to others, 0 to 1024
+    #: SMs to leave to others, 0 to 1024; see MODES
     CUFLASH_OPTION_SM_MARGIN = 3
     #: threads of the CPU device, 0 (all cores) to 1024
     CUFLASH_OPTION_CPU_THREADS = 4
@@ -524,7 +524,7 @@ class cuflash_problem_t(Struct):
         ("math_mode", c_int32),
         #: decode: parts along the keys, 0: choose, at most 1024; elsewhere 0 or 1
         ("num_splits", c_int32),
-        #: SMs to leave to others, added to the handle's option
+        #: SMs to leave to others, added to the handle's option; see MODES
         ("sm_margin", c_int32),
         #: queries only: answer for this GPU (90 for sm_90), 0: the handle's device
         ("target_arch", c_int32),

@@ -196,7 +196,8 @@ void forward_tile(const TileOps& ops, const Problem& p, const QueryTile& tile, i
   const int64_t len_k = p.keys_of(tile.b);
   const int64_t shift = centre_shift(p.mask, tile.b, p.len_q, len_k);
   const Steps keys(tile.count, [&](int lane) {
-    return split_range(visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits);
+    return split_range(visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits,
+                       p.least_part());
   });
   const auto row_of = [&](const TensorView& t) {
     return [&](int lane) { return address(t, tile.b, tile.head(lane), tile.row(lane)); };
@@ -371,7 +372,8 @@ constexpr int64_t kDecodeTasks = 64, kPartKeys = 1024;
 
 int32_t decode_splits(const Problem& p) {
   if (p.num_splits > 0) return p.num_splits;
-  const int64_t tiles = p.batch_invariant ? p.heads_kv : p.batch * p.heads_kv;
+  if (p.batch_invariant) return invariant_splits(p.len_k);
+  const int64_t tiles = p.batch * p.heads_kv;
   if (tiles == 0) return 1;
   return static_cast<int32_t>(
       clamp64(min64(p.len_k / kPartKeys, ceil_div(kDecodeTasks, tiles)), 1, kDecodeTasks));

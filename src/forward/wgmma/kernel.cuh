@@ -529,7 +529,8 @@ inline TileOrder tile_order(const Problem& p, int tile_m) {
 }
 
 template <class Element, int kHeadDim>
-Status launch(const char* name, const Problem& problem, const LaunchContext& context) {
+Status launch(const char* name, const Problem& problem, const Plan& plan,
+              const LaunchContext& context) {
   using Config = KernelConfig<kHeadDim>;
   static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
   CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
@@ -543,11 +544,9 @@ Status launch(const char* name, const Problem& problem, const LaunchContext& con
                                         Config::kTileN, &maps.v));
   CUFLASH_TRY(device::encode_tensor_map(p.o, p.batch, p.heads_q, p.len_q, p.head_dim,
                                         kWarpgroupRows, &maps.o));
-  const TileOrder order = tile_order(p, Config::kTileM);
-  return device::launch(
-      forward_kernel<Element, kHeadDim>, name,
-      {min64(order.tiles, context.capabilities.sm_count), Config::kThreads, kSharedBytes<kHeadDim>},
-      context.stream, problem, maps, order);
+  return device::launch(forward_kernel<Element, kHeadDim>, name,
+                        {plan.blocks, Config::kThreads, kSharedBytes<kHeadDim>}, context.stream,
+                        problem, maps, tile_order(p, Config::kTileM));
 }
 
 }  // namespace cuflash::forward_wgmma

@@ -1,8 +1,8 @@
 // The table of the wgmma forward family. Plain C++: a build without CUDA has the rows, not the kernels.
 #include "forward/wgmma/variants.hpp"
 
+#include "common/integer.hpp"
 #include "core/kernel_rows.hpp"
-#include "core/plans.hpp"
 #include "cuflash_built.hpp"
 #include "device/wgmma_tile.hpp"
 #include "forward/wgmma/config.hpp"
@@ -40,6 +40,15 @@ Refusal accepts(const Variant&, const Problem& p, const Capabilities& capabiliti
   return refuse_more_tiles(p.batch * p.heads_q, p.len_q, KernelConfig<kHeadDim>::kTileM);
 }
 
+// A block on each SM that the call may use.
+template <int kHeadDim>
+Plan plan(const Problem& p, const Capabilities& capabilities) {
+  Plan plan;
+  const int64_t tiles = p.batch * p.heads_q * ceil_div(p.len_q, KernelConfig<kHeadDim>::kTileM);
+  plan.blocks = min64(tiles, capabilities.sm_count);
+  return plan;
+}
+
 // Up to 64 queries and keys the wmma kernels take 0.5 to 0.95 of the time (docs/log/0013), and less on the host: no
 // tensor maps.
 int rank_for(const Problem& p, int rank) {
@@ -52,7 +61,7 @@ int rank_for(const Problem& p, int rank) {
   with_rank_for(CUFLASH_KERNEL_ROW(fwd_wgmma_##type##_d##head_dim, "wgmma", Operation::kForward,   \
                                    KernelConfig<head_dim>::kTileM, KernelConfig<head_dim>::kTileN, \
                                    KernelConfig<head_dim>::kThreads, kSharedBytes<head_dim>, rank, \
-                                   (accepts<Dtype::dtype, head_dim>), plan_nothing),               \
+                                   (accepts<Dtype::dtype, head_dim>), plan<head_dim>),             \
                 [](const Problem& p) { return rank_for(p, rank); }),
 constexpr Variant kRows[] = {CUFLASH_FORWARD_WGMMA_ROWS(CUFLASH_VARIANT_ROW)};
 #undef CUFLASH_VARIANT_ROW

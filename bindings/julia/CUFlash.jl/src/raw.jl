@@ -166,7 +166,7 @@ const CUFLASH_PROBLEM_WINDOW = UInt32(2)
 const CUFLASH_PROBLEM_V_IS_K_PREFIX = UInt32(4)
 # bitwise equal results from run to run
 const CUFLASH_PROBLEM_DETERMINISTIC = UInt32(8)
-# a row's bits do not depend on its batch
+# a row's bits do not depend on its batch; see MODES
 const CUFLASH_PROBLEM_BATCH_INVARIANT = UInt32(16)
 # fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
 const CUFLASH_PROBLEM_ACCUMULATE = UInt32(32)
@@ -234,7 +234,7 @@ const cuflash_option = Int32
 const CUFLASH_OPTION_DETERMINISTIC = Int32(1)
 # 0 or 1: as the problem flag, for every call
 const CUFLASH_OPTION_BATCH_INVARIANT = Int32(2)
-# SMs to leave to others, 0 to 1024
+# SMs to leave to others, 0 to 1024; see MODES
 const CUFLASH_OPTION_SM_MARGIN = Int32(3)
 # threads of the CPU device, 0 (all cores) to 1024
 const CUFLASH_OPTION_CPU_THREADS = Int32(4)
@@ -412,7 +412,7 @@ struct cuflash_problem_t
     math_mode::Int32
     # decode: parts along the keys, 0: choose, at most 1024; elsewhere 0 or 1
     num_splits::Int32
-    # SMs to leave to others, added to the handle's option
+    # SMs to leave to others, added to the handle's option; see MODES
     sm_margin::Int32
     # queries only: answer for this GPU (90 for sm_90), 0: the handle's device
     target_arch::Int32

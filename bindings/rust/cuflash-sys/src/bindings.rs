@@ -162,7 +162,7 @@ pub const CUFLASH_PROBLEM_WINDOW: cuflash_problem_flag = 2;
 pub const CUFLASH_PROBLEM_V_IS_K_PREFIX: cuflash_problem_flag = 4;
 /// bitwise equal results from run to run
 pub const CUFLASH_PROBLEM_DETERMINISTIC: cuflash_problem_flag = 8;
-/// a row's bits do not depend on its batch
+/// a row's bits do not depend on its batch; see MODES
 pub const CUFLASH_PROBLEM_BATCH_INVARIANT: cuflash_problem_flag = 16;
 /// fold into the O (fp32) and LSE that are there, as cuflash_merge_states() does
 pub const CUFLASH_PROBLEM_ACCUMULATE: cuflash_problem_flag = 32;
@@ -218,7 +218,7 @@ pub type cuflash_option = i32;
 pub const CUFLASH_OPTION_DETERMINISTIC: cuflash_option = 1;
 /// 0 or 1: as the problem flag, for every call
 pub const CUFLASH_OPTION_BATCH_INVARIANT: cuflash_option = 2;
-/// SMs to leave to others, 0 to 1024
+/// SMs to leave to others, 0 to 1024; see MODES
 pub const CUFLASH_OPTION_SM_MARGIN: cuflash_option = 3;
 /// threads of the CPU device, 0 (all cores) to 1024
 pub const CUFLASH_OPTION_CPU_THREADS: cuflash_option = 4;
@@ -406,7 +406,7 @@ pub struct cuflash_problem {
     pub math_mode: i32,
     /// decode: parts along the keys, 0: choose, at most 1024; elsewhere 0 or 1
     pub num_splits: i32,
-    /// SMs to leave to others, added to the handle's option
+    /// SMs to leave to others, added to the handle's option; see MODES
     pub sm_margin: i32,
     /// queries only: answer for this GPU (90 for sm_90), 0: the handle's device
     pub target_arch: i32,

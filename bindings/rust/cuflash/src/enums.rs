@@ -170,7 +170,7 @@ pub enum Setting {
     Deterministic,
     /// 0 or 1: as the problem flag, for every call
     BatchInvariant,
-    /// SMs to leave to others, 0 to 1024
+    /// SMs to leave to others, 0 to 1024; see MODES
     SmMargin,
     /// threads of the CPU device, 0 (all cores) to 1024
     CpuThreads,
