@@ -4,7 +4,9 @@
     fuzz.py [--build FOLDER] [--cases N] [--seed S]
 
 A seed always gives the same problems. Each run adds an entry to tests/fuzz_record.json: the seed, how many problems each
-kernel ran, what failed, and the digest of the sources and tests. On a GPU: gpu_check --stage fuzz.
+kernel ran, how many invalid ones were refused, what failed, how often the rarest pair of features was drawn and which
+pairs fewer than 50 times, and the digest of the sources and tests. The table of all pairs is printed. On a GPU: gpu_check
+--stage fuzz.
 """
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ import json
 import sys
 from pathlib import Path
 
-from record import ROOT, TESTS, digest, failure, kernel_in, outcome, per_kernel, run_draws, run_gtest
+from record import ROOT, TESTS, Features, digest, failure, kernel_in, outcome, per_kernel, run_draws, run_gtest
 
 RECORD = ROOT / "tests" / "fuzz_record.json"
+RARE = 50
 SOURCES = ["src/common", "src/core", "src/attention", "src/cpu", "src/api", "cmake/compile_options.cmake",
            "cmake/vector_levels.cmake"]
 
@@ -44,20 +47,28 @@ def main() -> int:
     draws = -(-share // 4) * 4  # each kernel's draws are spread over four shards
     cases = run_draws(options.build, "cpu", draws, seed)
     ran = per_kernel(cases, "cpu")
+    features = Features(cases)
+    total = sum(kernel["cases"] for kernel in ran.values())
     failures = [failure(case).replace(f"{ROOT}/", "") for case in cases if outcome(case) == "failed"]
     failures += [f"{kernel}: did not run" for kernel in sorted(kernels - ran.keys())]
     entry = {
         "date": datetime.date.today().isoformat(),
         "seed": seed,
-        "cases": sum(kernel["cases"] for kernel in ran.values()),
+        "cases": total,
+        "invalid_cases": sum(int(case.get("refused_draws", 0)) for case in cases),
         "failures": failures,
         "kernels": ran,
+        "pairs": {"number": len(features.pairs), "smallest": min(features.pairs.values()), f"below_{RARE}": features.rare(RARE)},
+        "shares": {name: round(features.count(name) / total, 3) for name in ("more than 1024 keys", "head_dim above 128")},
         "digests": {"sources": digest(SOURCES), "tests": digest(TESTS)},
     }
     options.record.write_text(json.dumps([*entries, entry], indent=1) + "\n")
     print("\n".join(failures + [f"{kernel}: {result['cases']} problems, worst error {result['worst_error_ratio']} of the allowed"
                                 for kernel, result in ran.items()]))
-    print(f"seed {seed}: {entry['cases']} problems, {len(failures)} failures")
+    print(features.table())
+    print(*(f"drawn fewer than {RARE} times: {pair}" for pair in features.rare(RARE)), sep="\n")
+    print(f"seed {seed}: {total} problems, {entry['invalid_cases']} invalid ones, {len(failures)} failures; "
+          f"of {len(features.pairs)} pairs of features the rarest {entry['pairs']['smallest']} times; shares {entry['shares']}")
     return 1 if failures else 0
 
 

@@ -89,10 +89,38 @@ def kernel_in(case: dict, device: str) -> str | None:
 
 
 def run_draws(build: Path, device: str, draws: int, seed: int) -> list[dict]:
-    """The seeded random problems of tests/kernels, `draws` for each kernel of the device."""
+    """The seeded random problems of tests/kernels, `draws` for each kernel of the device and as many invalid ones for each operation."""
     program = next(build.glob("tests/**/test_kernels"))
-    env = {"CUFLASH_TEST_DRAWS": str(draws), "CUFLASH_TEST_SEED": str(seed)}
-    return run_sharded(program, f"*Draws.Accurate/{device}_*", env)
+    env = {"CUFLASH_TEST_DRAWS": str(draws), "CUFLASH_TEST_SEED": str(seed), "CUFLASH_TEST_INVALID_DRAWS": str(draws)}
+    return run_sharded(program, f"*Draws.Accurate/{device}_*:InvalidDraws.Refused/{device}_*", env)
+
+
+class Features:
+    """What the draws of tests/kernels/grid.cpp had: how often each feature, and each pair that can be drawn together."""
+
+    def __init__(self, cases: list[dict]) -> None:
+        self.names: list[str] = []
+        self.pairs: dict[tuple[int, int], int] = {}
+        for case in cases:
+            if "pairs" not in case:
+                continue
+            self.names = case["features"].split(",")
+            for entry in filter(None, case["pairs"].split(",")):
+                a, b, number = map(int, entry.split())
+                self.pairs[a, b] = self.pairs.get((a, b), 0) + number
+
+    def count(self, name: str) -> int:
+        index = self.names.index(name)
+        return self.pairs[index, index]
+
+    def rare(self, fewest: int) -> list[str]:
+        return [f"{self.names[a]} + {self.names[b]}: {number}" for (a, b), number in sorted(self.pairs.items()) if number < fewest]
+
+    def table(self) -> str:
+        width = max(map(len, self.names))
+        rows = [f"{b:>3} {name:<{width}} " + " ".join(f"{self.pairs.get((b, a), '-'):>5}" for a in range(b + 1))
+                for b, name in enumerate(self.names)]
+        return "\n".join([*rows, " " * (width + 5) + " ".join(f"{a:>5}" for a in range(len(self.names)))])
 
 
 def per_kernel(cases: list[dict], device: str) -> dict[str, dict]:

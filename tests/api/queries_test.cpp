@@ -149,36 +149,6 @@ TEST(Queries, ExplainAnswersForGpusThatAreNotHere) {
   EXPECT_EQ(s.forward(), CUFLASH_ERROR_INVALID_VALUE);
 }
 
-// A margin of 1024 SMs leaves one, on which parts are of no use.
-TEST(Queries, SmMarginCounts) {
-  SmallProblem s;
-  s.cache.max_len = 65536;
-  s.decode_problem.target_arch = 90;
-  cuflash_handle_t handle = nullptr;
-  ASSERT_EQ(cuflash_create(&handle, CUFLASH_DEVICE_CPU), CUFLASH_SUCCESS);
-  const auto splits = [&] {
-    std::vector<char> text(1 << 16);
-    EXPECT_EQ(cuflash_decode_explain(handle, &s.decode_problem, &s.cache, text.data(), text.size(),
-                                     nullptr),
-              CUFLASH_SUCCESS)
-        << cuflash_last_error();
-    const char* number = std::strstr(text.data(), "\"num_splits\": ");
-    return number == nullptr ? -1 : std::atoi(number + std::strlen("\"num_splits\": "));
-  };
-  EXPECT_GT(splits(), 1);
-  s.decode_problem.sm_margin = 1024;
-  EXPECT_EQ(splits(), 1);
-  s.decode_problem.sm_margin = 0;
-  EXPECT_EQ(cuflash_set_option(handle, CUFLASH_OPTION_SM_MARGIN, 1024), CUFLASH_SUCCESS);
-  EXPECT_EQ(splits(), 1);
-  // What a batch-invariant call does depends on neither the margin nor the batch.
-  EXPECT_EQ(cuflash_set_option(handle, CUFLASH_OPTION_BATCH_INVARIANT, 1), CUFLASH_SUCCESS);
-  EXPECT_EQ(splits(), 64);
-  s.decode_problem.batch = 1000;
-  EXPECT_EQ(splits(), 64);
-  cuflash_destroy(handle);
-}
-
 TEST(Queries, KernelTable) {
   std::set<std::string> names;
   ASSERT_GT(cuflash_kernel_count(), 0);

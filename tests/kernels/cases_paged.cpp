@@ -2,113 +2,12 @@
 // contiguous cache.
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <numeric>
 
+#include "kernels/caches.hpp"
 #include "kernels/targets.hpp"
 
 namespace cuflash_test {
 namespace {
-
-struct PoolSpec {
-  int64_t page_size = 16;
-  bool csr = false, wide_ids = false;
-  bool slots_outermost = false;  // [page, slot, head, channel]
-  int32_t unused_id = 0x7fffffff;
-};
-
-// The keys and values of a decode case moved into a pool of pages in random order, with one page that nobody uses. What no
-// sequence uses is NaN, and entries of the table past a sequence's pages are `unused_id`.
-class Pool {
- public:
-  Pool(const Case& c, const Inputs& inputs, const PoolSpec& spec, uint64_t seed = 1) {
-    const int64_t size = spec.page_size, columns = (c.shape.len_k + size - 1) / size;
-    std::vector<int64_t> pages_of, free;
-    for (int64_t b = 0; b < c.shape.batch; ++b)
-      pages_of.push_back((c.pad_of(b) + c.keys_of(b) + size - 1) / size);
-    const int64_t pages = std::accumulate(pages_of.begin(), pages_of.end(), int64_t{1});
-    free.resize(static_cast<size_t>(pages));
-    std::iota(free.begin(), free.end(), 0);
-    Random random(seed);
-    for (size_t n = free.size(); n > 1; --n)
-      std::swap(free[n - 1], free[static_cast<size_t>(random.below(static_cast<int64_t>(n)))]);
-
-    const Extents e{pages, c.shape.heads_kv, size, c.shape.head_dim};
-    Tensor k(e.batch, e.heads, e.rows, e.dim, std::nan("")), v = k;
-    std::vector<int64_t> ids;
-    std::vector<int32_t> indptr = {0};
-    for (int64_t b = 0; b < c.shape.batch; ++b) {
-      const int64_t used = pages_of[static_cast<size_t>(b)];
-      for (int64_t n = 0; n < (spec.csr ? used : columns); ++n) {
-        ids.push_back(n < used ? free.back() : spec.unused_id);
-        if (n >= used) continue;
-        const int64_t page = free.back();
-        free.pop_back();
-        for (int64_t slot = 0; slot < size; ++slot) {
-          const int64_t key = n * size + slot - c.pad_of(b);
-          if (key < 0 || key >= c.keys_of(b)) continue;
-          for (int64_t head = 0; head < e.heads; ++head)
-            for (int64_t ch = 0; ch < e.dim; ++ch) {
-              k.at(page, head, slot, ch) = inputs.k.at(b, head, key, ch);
-              v.at(page, head, slot, ch) = inputs.v.at(b, head, key, ch);
-            }
-        }
-      }
-      indptr.push_back(static_cast<int32_t>(ids.size()));
-    }
-    const Layout layout = spec.slots_outermost ? bshd_layout(e) : bhsd_layout(e);
-    k_ = std::make_unique<StridedTensor>(c.device, c.dtype, e, layout);
-    v_ = std::make_unique<StridedTensor>(c.device, c.dtype, e, layout);
-    k_->write(k);
-    v_->write(v);
-    ids64_ = std::make_unique<DeviceArray<int64_t>>(c.device, ids);
-    ids_.assign(ids.begin(), ids.end());
-    ids32_ = std::make_unique<DeviceArray<int32_t>>(c.device, ids_);
-    indptr_ = std::make_unique<DeviceArray<int32_t>>(c.device, indptr);
-    cuflash_kv_cache_init(&cache_, sizeof cache_);
-    cache_.k = k_->tensor();
-    cache_.v = v_->tensor();
-    cache_.max_len = c.shape.len_k;
-    cache_.num_pages = pages;
-    cache_.page_size = size;
-    cache_.id_bits = spec.wide_ids ? 64 : 32;
-    const void* list = spec.wide_ids ? static_cast<void*>(ids64_->data()) : ids32_->data();
-    cache_.layout = spec.csr ? CUFLASH_CACHE_PAGED_CSR : CUFLASH_CACHE_PAGED;
-    if (spec.csr) {
-      cache_.page_indptr = indptr_->data();
-      cache_.page_indices = list;
-    } else {
-      cache_.block_table = list;
-      cache_.block_table_stride = columns;
-    }
-  }
-
-  cuflash_kv_cache_t& cache() { return cache_; }
-  const std::vector<int32_t>& ids() const { return ids_; }
-
-  // Decode over the pool.
-  Results run(const Case& c, const Inputs& inputs) {
-    Call call(c, inputs);
-    const int32_t* lengths = call.cache().lengths;
-    call.cache() = cache_;
-    call.cache().lengths = lengths;
-    call.use_pool();
-    const cuflash_status_t status = call.launch();
-    EXPECT_EQ(status, CUFLASH_SUCCESS) << cuflash_last_error();
-    synchronize(c.device);
-    EXPECT_TRUE(k_->unchanged() && v_->unchanged());
-    Outcome outcome = call.collect(status);
-    EXPECT_EQ(outcome.damage, "");
-    return outcome.results;
-  }
-
- private:
-  std::unique_ptr<StridedTensor> k_, v_;
-  std::unique_ptr<DeviceArray<int64_t>> ids64_;
-  std::unique_ptr<DeviceArray<int32_t>> ids32_, indptr_;
-  std::vector<int32_t> ids_;
-  cuflash_kv_cache_t cache_;
-};
 
 class CasesOfPages : public DeviceTest {
  protected:

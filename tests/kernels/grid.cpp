@@ -9,77 +9,14 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "kernels/draws.hpp"
 #include "kernels/targets.hpp"
 
 namespace cuflash_test {
 namespace {
 
-constexpr int64_t kLengths[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 1000};
 constexpr int64_t kHeadDims[] = {1, 8, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256};
-struct Heads {
-  int64_t q, kv;
-};
-constexpr Heads kHeads[] = {{1, 1}, {4, 4}, {3, 1}, {6, 2}, {7, 1}, {8, 1}, {24, 1}, {48, 2}};
-
-MaskSpec random_mask(Random& random, const Shape& s) {
-  MaskSpec mask;
-  const int64_t kind = random.below(5);
-  if (kind == 0) return mask;
-  mask.causal = kind <= 2 || kind == 4;
-  mask.window = kind >= 3;
-  mask.align = static_cast<int32_t>(random.below(4));
-  const int64_t span = std::max(s.len_q, s.len_k) + 2;
-  mask.offset = random.below(2 * span) - span;
-  for (int64_t b = 0; b < s.batch; ++b)
-    mask.offsets.push_back(static_cast<int32_t>(random.below(2 * span) - span));
-  constexpr int64_t kReaches[] = {-1, 0, 1, 7, 64, 100};
-  mask.left = random.below(4) ? random.pick(kReaches) : random.below(span);
-  mask.right = random.below(4) ? random.pick(kReaches) : random.below(span);
-  if (mask.align != CUFLASH_ALIGN_OFFSET) mask.offset = 0;
-  if (mask.align != CUFLASH_ALIGN_DEVICE_OFFSETS) mask.offsets.clear();
-  return mask;
-}
-
-// Adds some of the features that only the reference takes.
-void add_random_features(Random& random, Case& c) {
-  Shape& s = c.shape;
-  const bool backward = c.operation == Operation::kBackward,
-             decode = c.operation == Operation::kDecode;
-  const auto one_in = [&](int64_t n) { return random.below(n) == 0; };
-  const auto lengths = [&](int64_t most) {
-    std::vector<int32_t> list;
-    for (int64_t b = 0; b < s.batch; ++b)
-      list.push_back(static_cast<int32_t>(one_in(4) ? 0 : random.below(most + 1)));
-    return list;
-  };
-  if (one_in(2)) {  // ragged
-    if (one_in(2)) c.lengths_q = lengths(s.len_q);
-    if (!decode && one_in(2)) c.lengths = lengths(s.len_k);
-    if (one_in(2)) c.packing_q = {true, random.below(3), random.below(3)};
-    if (!decode && one_in(2)) c.packing_k = {true, random.below(3), random.below(3)};
-    if (one_in(3)) c.left_pad = lengths(std::min<int64_t>(s.len_k, 5));
-  }
-  if (one_in(4)) c.softcap = one_in(2) ? 0.5f : 20;
-  if (one_in(4)) c.bias = {one_in(2), one_in(2), one_in(2), random.pick(kAllDtypes)};
-  if (one_in(4)) c.slopes = {one_in(2), random.pick(kAllDtypes)};
-  if (one_in(4)) c.sinks = random.pick(kAllDtypes);
-  if (one_in(4)) c.dropout = {one_in(8) ? 1 : 0.25f, random.bits(), one_in(2) ? 0 : random.bits()};
-  if (one_in(4)) {
-    constexpr int64_t kDims[] = {1, 16, 64, 128, 200, 256, 512, 576};
-    s.head_dim_v = random.pick(kDims);
-    if (!backward && one_in(2)) s.head_dim = random.pick(kDims);
-    if (backward) s.head_dim_v = std::min<int64_t>(s.head_dim_v, 256);
-  }
-  if (!backward && one_in(4)) {
-    constexpr int64_t kBits[] = {1, 31, 32, 33, 64, 70, 300};
-    c.tree = random_tree(s, one_in(2) ? s.len_q : random.pick(kBits), one_in(2), random.bits());
-    c.tree_spare = random.below(3);
-  }
-  c.wide = one_in(4);
-  c.d_lse = backward && one_in(4);
-}
-
-// All of them at once.
+// Every feature that a case describes.
 void add_every_feature(Case& c) {
   c.shape.head_dim_v = 48;
   c.lengths_q = {c.shape.len_q == 1 ? 1 : static_cast<int32_t>(c.shape.len_q) - 1, 2};
@@ -95,43 +32,6 @@ void add_every_feature(Case& c) {
   if (c.operation != Operation::kBackward) c.tree = random_tree(c.shape, 40, true, 1);
   c.wide = true;
   c.d_lse = c.operation == Operation::kBackward;
-}
-
-// Multiply-adds of the widest product.
-int64_t work(const Shape& s) { return s.batch * s.heads_q * s.len_q * s.len_k * s.head_dim; }
-
-// A problem for a kernel; most are small, so that many fit into the time.
-Case random_case(Random& random, Device device, Operation operation) {
-  Case c;
-  c.device = device;
-  c.operation = operation;
-  c.dtype = random.pick(kAllDtypes);
-  Shape& s = c.shape;
-  const int64_t limit = random.below(20) == 0 ? 40'000'000 : 4'000'000;
-  do {
-    const Heads& heads = random.pick(kHeads);
-    s = {1 + random.below(3),   heads.q, heads.kv, random.pick(kLengths), random.pick(kLengths),
-         random.pick(kHeadDims)};
-    if (operation == Operation::kDecode && random.below(3)) s.len_q = 1 + random.below(4);
-  } while (work(s) > limit);
-  c.mask = random_mask(random, s);
-  if (random.below(4) == 0) {
-    constexpr float kScales[] = {0, 0.25f, 1};
-    c.scale_set = true;
-    c.scale = random.pick(kScales);
-  }
-  if (random.below(2)) c.layout_seed = 1 + random.bits() % 1000000;
-  if (operation == Operation::kDecode) {
-    if (random.below(4))
-      for (int64_t b = 0; b < s.batch; ++b)
-        c.lengths.push_back(static_cast<int32_t>(random.below(s.len_k + 3) - 1));
-    constexpr int32_t kSplits[] = {0, 1, 2, 3, 7, 64};
-    c.num_splits = random.pick(kSplits);
-  }
-  if (operation != Operation::kBackward) c.want_lse = random.below(8) != 0;
-  if (random.below(4) == 0) c.flags |= CUFLASH_PROBLEM_DETERMINISTIC;
-  if (random.below(4) == 0) c.flags |= CUFLASH_PROBLEM_BATCH_INVARIANT;
-  return c;
 }
 
 std::vector<Case> corner_cases(Device device, Operation operation, Dtype dtype) {
@@ -299,7 +199,33 @@ INSTANTIATE_TEST_SUITE_P(, Features, testing::ValuesIn(targets(1)), target_name)
 
 constexpr int64_t kShards = 4;
 
-class Draws : public Grid {};
+class Draws : public Grid {
+ protected:
+  void count(const Draw& draw) {
+    const std::vector<bool> has = features_of(draw);
+    pairs_.resize(has.size() * has.size());
+    for (size_t a = 0; a < has.size(); ++a)
+      for (size_t b = 0; b <= a; ++b) pairs_[a * has.size() + b] += has[a] && has[b];
+  }
+
+  // How often each feature and each pair of features was drawn, for tools/fuzz.py: "a b count" by index in the names.
+  void report_pairs() {
+    const std::vector<std::string>& names = drawn_feature_names();
+    std::string list, counts;
+    for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
+    pairs_.resize(names.size() * names.size());
+    for (size_t a = 0; a < names.size(); ++a)
+      for (size_t b = 0; b <= a; ++b)
+        if (a == b || can_be_drawn_together(a, b))
+          counts += std::to_string(a) + ' ' + std::to_string(b) + ' ' +
+                    std::to_string(pairs_[a * names.size() + b]) + ',';
+    RecordProperty("features", list);
+    RecordProperty("pairs", counts);
+  }
+
+ private:
+  std::vector<int64_t> pairs_;
+};
 
 TEST_P(Draws, Accurate) {
   const Target& target = GetParam();
@@ -307,27 +233,34 @@ TEST_P(Draws, Accurate) {
       setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 700 : 100) / kShards;
   const int64_t first_seed = setting("CUFLASH_TEST_SEED", 1),
                 only = setting("CUFLASH_TEST_DRAW", -1);
+  const bool takes_everything = family_of(target.kernel) == "reference";
   // A kernel for one dtype and a few head dims refuses most problems: what counts is what it ran. The number of
   // tries is bounded so that a kernel that refuses everything fails.
   const int64_t tries = draws * 100;
-  for (int64_t draw = 0; draw < tries && ran_ < draws; ++draw) {
+  for (int64_t n = 0; n < tries && ran_ < draws; ++n) {
     const uint64_t seed =
-        static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + draw);
+        static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + n);
     Random random(seed);
-    Case c = random_case(random, target.device, target.operation);
-    if (family_of(target.kernel) == "reference" && random.below(2)) add_random_features(random, c);
-    if (only >= 0 && draw != only) continue;
-    char repeat[200];
-    std::snprintf(repeat, sizeof repeat,
-                  "CUFLASH_TEST_SEED=%lld CUFLASH_TEST_DRAW=%lld test_kernels "
-                  "--gtest_filter='Draws.Accurate/%s_%s_shard%lld'",
-                  static_cast<long long>(first_seed), static_cast<long long>(draw),
-                  name_of(target.device), target.kernel.c_str(),
-                  static_cast<long long>(target.shard));
-    try_case(c, random.pick(kAllDataKinds), seed, repeat);
-    if (HasFailure()) break;
+    const bool every_feature = random.below(8) < (takes_everything ? 7 : 1);
+    Draw draw = random_draw(random, target.device, target.operation, every_feature);
+    draw.c.kernel = target.kernel;
+    if (only >= 0 && n != only) continue;
+    if (!accepts(draw)) {
+      ++refused_;
+      continue;
+    }
+    ++ran_;
+    count(draw);
+    worst_.fold(check_draw(draw));
+    if (!HasFailure()) continue;
+    ADD_FAILURE() << describe(draw) << "\n  CUFLASH_TEST_SEED=" << first_seed
+                  << " CUFLASH_TEST_DRAW=" << n << " test_kernels --gtest_filter='Draws.Accurate/"
+                  << name_of(target.device) << '_' << target.kernel << "_shard" << target.shard
+                  << "'";
+    break;
   }
   report("draws");
+  report_pairs();
   if (only < 0) {
     EXPECT_GE(ran_, draws);
   }

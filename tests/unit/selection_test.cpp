@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/handle.hpp"
 #include "api/tables.hpp"
 #include "core/features.hpp"
 #include "core/split.hpp"
@@ -424,6 +425,24 @@ TEST(Tables, TiledDecodeRefusesGridsThatAreTooLarge) {
   EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_wmma_f16_d64");
   p.len_q = 3 << 29;
   EXPECT_EQ(tables.choice(p, gpu(90, k227KB)), "dec_reference");
+}
+
+// The margin of the call and that of the handle add up; one SM is left.
+TEST(Margins, LeaveSmsToOthers) {
+  cuflash_handle_t handle = nullptr;
+  ASSERT_EQ(cuflash_create(&handle, CUFLASH_DEVICE_CPU), CUFLASH_SUCCESS);
+  ASSERT_EQ(cuflash_set_option(handle, CUFLASH_OPTION_SM_MARGIN, 12), CUFLASH_SUCCESS);
+  const auto sms = [&](cuflash_handle_t used, int32_t margin) {
+    Session session;
+    EXPECT_EQ(session.open_faked(used, 90, margin), CUFLASH_SUCCESS);
+    return session.capabilities.sm_count;
+  };
+  const int all = sms(nullptr, 0);
+  EXPECT_EQ(sms(nullptr, 20), all - 20);
+  EXPECT_EQ(sms(handle, 0), all - 12);
+  EXPECT_EQ(sms(handle, 20), all - 32);
+  EXPECT_EQ(sms(handle, 1024), 1);
+  cuflash_destroy(handle);
 }
 
 // ---- selection over tables of the test's own ----------------------------------------------------------
