@@ -101,6 +101,7 @@ class Pool {
 
   cuflash_kv_cache_t& cache() { return cache_; }
   const std::vector<int32_t>& ids() const { return ids_; }
+  void set_ids(const std::vector<int32_t>& ids) { ids32_->upload(ids); }
   bool unchanged() const { return k_->unchanged() && v_->unchanged(); }
 
   // Makes a call read the pool.

@@ -1,4 +1,5 @@
 // Calls at the same time: from many threads, and through handles that want different things. Streams are in cuda/.
+#include <atomic>
 #include <thread>
 
 #include "kernels/targets.hpp"
@@ -44,6 +45,44 @@ TEST_P(Concurrency, EightThreads) {
       }
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+// A call gives the same bits again and again while other threads keep the device busy.
+TEST_P(Concurrency, P27_DeterministicUnderLoad) {
+  std::atomic<bool> done{false};
+  std::vector<std::thread> load;
+  for (uint64_t t = 0; t < 2; ++t)
+    load.emplace_back([&done, t] {
+      const Case c = small(Operation::kBackward, Dtype::kBf16);
+      Call call(c, make_inputs(c, DataKind::kNormal, t + 1));
+      while (!done) {
+        EXPECT_EQ(call.launch(), CUFLASH_SUCCESS) << cuflash_last_error();
+        synchronize(c.device);
+      }
+    });
+  const int repeats = GetParam() == Device::kCpu ? 20 : 200;
+  for (const Operation operation : kOperations) {
+    Case base = small(operation, Dtype::kF32);
+    base.flags = CUFLASH_PROBLEM_DETERMINISTIC;
+    on_every_family(base, kEveryDtype, [&](const Case& c) {
+      Call call(c, make_inputs(c, DataKind::kNormal));
+      Results first;
+      for (int n = 0; n < repeats; ++n) {
+        call.poison_outputs();
+        synchronize(c.device);
+        const cuflash_status_t status = call.launch();
+        synchronize(c.device);
+        Outcome outcome = call.collect(status);
+        EXPECT_EQ(outcome.status, CUFLASH_SUCCESS) << outcome.message;
+        if (n == 0)
+          first = std::move(outcome.results);
+        else
+          expect_same_bits(outcome.results, first);
+      }
+    });
+  }
+  done = true;
+  for (std::thread& thread : load) thread.join();
 }
 
 // Each handle keeps its kernel and its options while the other is in use.

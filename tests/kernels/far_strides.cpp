@@ -175,6 +175,56 @@ TEST_P(FarStrides, P19_Batches) { expect_same_bits_in(kBatch); }
 TEST_P(FarStrides, P19_Heads) { expect_same_bits_in(kHead); }
 TEST_P(FarStrides, P19_Rows) { expect_same_bits_in(kRow); }
 
+// Pages that begin 2^31 and 2^32 elements behind the first, K and V interleaved in them.
+TEST_P(FarStrides, B62_B63_FarPages) {
+  constexpr int64_t kSlots = 16, kHeads = 8, kDim = 128, kHalf = kSlots * kHeads * kDim;
+  constexpr int64_t kPages = (int64_t{1} << 32) / (2 * kHalf) + 1;
+  const FarMemory far(GetParam(), kPages * 2 * kHalf * 2);
+  if (far.data() == nullptr) GTEST_SKIP() << "not enough memory for 2^32 elements of pages";
+  Case c = make_case(GetParam(), Operation::kDecode, {1, 2 * kHeads, kHeads, 1, kSlots, kDim});
+  c.dtype = Dtype::kBf16;
+  int ran = 0;
+  for (const std::string& kernel : kernels_of(c.operation, c.device)) {
+    c.kernel = kernel;
+    Inputs in = zero_inputs(c);
+    set(in.v, [](auto...) { return 0.75; });
+    Call call(c, in);
+    call.use_pool();
+    const auto put = [&](Role role, int64_t element) {
+      far.copy(far.data() + element * 2, call.tensor(role).data(), kHalf * 2);
+    };
+    put(kK, 0);  // page 0 holds zeros
+    put(kK, kHalf);
+    cuflash_kv_cache_t& cache = call.cache();
+    cache.layout = CUFLASH_CACHE_PAGED;
+    cache.page_size = kSlots;
+    cache.num_pages = kPages;
+    cache.k.flags = 0;
+    cache.k.data = far.data();
+    cache.k.batch_stride = 2 * kHalf;
+    cache.k.head_stride = kDim;
+    cache.k.row_stride = kHeads * kDim;
+    cache.v = cache.k;
+    cache.v.data = far.data() + kHalf * 2;
+    cache.block_table_stride = 1;
+    for (const int32_t page : {65535, 65536, static_cast<int32_t>(kPages - 1)}) {
+      put(kK, page * 2 * kHalf);
+      put(kV, page * 2 * kHalf + kHalf);
+      const DeviceArray<int32_t> table(c.device, {page});
+      cache.block_table = table.data();
+      call.poison_outputs();
+      const cuflash_status_t status = call.launch();
+      if (status == CUFLASH_ERROR_UNSUPPORTED) break;
+      EXPECT_EQ(status, CUFLASH_SUCCESS) << cuflash_last_error();
+      synchronize(c.device);
+      expect_values(
+          "o", call.collect(status).results.o, [](auto...) { return 0.75; }, c.dtype, 0);
+      ++ran;
+    }
+  }
+  EXPECT_GE(ran, 3);
+}
+
 // The parts of a merge are far apart, and so are those of its LSE.
 TEST_P(FarStrides, P19_PartsOfAMerge) {
   const Device device = GetParam();

@@ -228,6 +228,29 @@ TEST_P(Property, P07_OneVisibleKey) {
                   });
 }
 
+// The order of the keys is that of a sum: results change by rounding alone.
+TEST_P(Property, P08_KeysInAnotherOrder) {
+  for (const Operation operation : {kForward, kBackward, kDecode})
+    on_every_kernel(
+        make_case(GetParam(), operation, {2, 4, 2, 20, 150, 64}), kEveryDtype, [](const Case& c) {
+          const Inputs in = make_inputs(c, DataKind::kNormal);
+          const auto reversed = [](const Tensor& t) {
+            return Tensor::from(
+                t.batch, t.heads, t.rows, t.dim,
+                [&](auto b, auto h, auto r, auto ch) { return t.at(b, h, t.rows - 1 - r, ch); });
+          };
+          Inputs turned = in;
+          turned.k = reversed(in.k);
+          turned.v = reversed(in.v);
+          Results results = run_ok(c, turned);
+          if (c.operation == kBackward) {
+            results.dk = reversed(results.dk);
+            results.dv = reversed(results.dv);
+          }
+          EXPECT_TRUE(judge(c, in, results).ok);
+        });
+}
+
 TEST_P(Property, P09_Convexity) {
   for (const Operation operation : {kForward, kDecode})
     for (const bool huge : {false, true})
@@ -527,7 +550,7 @@ TEST_P(Property, P28_DecodeOfALongSequenceInAnyBatch) {
       const Inputs in = make_inputs(c, DataKind::kNormal);
       const Results alone = run_ok(c, in);
       for (const int64_t capacity : {2500, 5000})
-        for (const int64_t own : {0, 2}) {
+        for (const int64_t own : {0, 2}) {  // where it stands in the batch
           Case three = c;
           three.shape.batch = 3;
           three.shape.len_k = capacity;
