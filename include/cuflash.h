@@ -60,7 +60,7 @@
  * Batch-invariant: what a sequence gives has the same bits alone and in any batch, wherever it stands in
  * it, given the same device, library, dtype, heads, head_dim, mask, features and alignment of the tensors. The
  * kernel is then chosen without regard to the lengths, and decode cuts the keys of a sequence into parts
- * of 1024 (a 256th where it has more than 2^18), which neither max_len nor sm_margin moves; with num_splits
+ * of 1024 (of a 256th where there are more than 2^18), which neither max_len nor sm_margin moves; with num_splits
  * given, into that many. The gradients of what several sequences share (sinks, repeated bias) are sums over the
  * batch, and accumulation starts from what is there. A batch too large for the kernel of its sequences is
  * refused with 10. SM margin: kernels that size their grid by the device leave that many SMs free, down to

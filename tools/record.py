@@ -74,8 +74,8 @@ def outcome(case: dict) -> str:
 
 
 def failure(case: dict) -> str:
-    """The first failure's text, cut."""
-    return case["failures"][0].get("failure", "")[:1500]
+    """What failed, and how to repeat it, cut."""
+    return "\n".join(each.get("failure", "") for each in case["failures"][:3])[:1500]
 
 
 def count(cases: list[dict]) -> dict[str, int]:

@@ -465,7 +465,7 @@ constexpr DrawnFeature kFeatures[] = {
      [](const Draw& d) { return d.c.shape.dim_v() != d.c.shape.head_dim; }},
     {"grouped heads", kAll, kFree,
      [](const Draw& d) { return d.c.shape.heads_q != d.c.shape.heads_kv; }},
-    {"no query, key or batch", kAll, kFree,
+    {"an empty extent", kAll, kFree,
      [](const Draw& d) { return d.c.shape.batch * d.c.shape.len_q * d.c.shape.len_k == 0; }},
     {"causal", kAll, kFree, [](const Draw& d) { return d.c.mask.causal; }},
     {"window", kAll, kFree, [](const Draw& d) { return d.c.mask.window; }},

@@ -16,6 +16,7 @@ namespace cuflash_test {
 namespace {
 
 constexpr int64_t kHeadDims[] = {1, 8, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256};
+
 // Every feature that a case describes.
 void add_every_feature(Case& c) {
   c.shape.head_dim_v = 48;
@@ -103,23 +104,17 @@ class Grid : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override { CUFLASH_REQUIRE_DEVICE(GetParam().device); }
 
-  // Runs the problem where the kernel takes it.
-  void try_case(Case c, DataKind kind, uint64_t seed, const std::string& how_to_repeat) {
-    c.kernel = GetParam().kernel;
-    if (!accepts(c, c.kernel)) {
+  // Runs the draw where the kernel takes it; whether it does.
+  bool try_draw(Draw draw, const std::string& how_to_repeat) {
+    draw.c.kernel = GetParam().kernel;
+    if (!accepts(draw)) {
       ++refused_;
-      return;
+      return false;
     }
     ++ran_;
-    const Inputs inputs = make_inputs(c, kind, seed);
-    const Results results = run_ok(c, inputs);
-    if (HasFailure()) return;
-    const Accuracy accuracy = judge(c, inputs, results);
-    EXPECT_TRUE(accuracy.ok) << accuracy.where << ": " << accuracy.worst
-                             << " times the allowed error\n  " << describe(c)
-                             << " data=" << static_cast<int>(kind) << " seed=" << seed << "\n  "
-                             << how_to_repeat;
-    worst_.fold(accuracy);
+    worst_.fold(check_draw(draw));
+    if (HasFailure()) ADD_FAILURE() << describe(draw) << "\n  " << how_to_repeat;
+    return true;
   }
 
   void report(const char* what) {
@@ -144,7 +139,11 @@ TEST_P(Corners, Accurate) {
   for (const Dtype dtype : kAllDtypes)
     for (const Case& c : corner_cases(GetParam().device, GetParam().operation, dtype)) {
       if (++seed % step != 0) continue;
-      try_case(c, kAllDataKinds[seed % 3], seed, "a corner case");
+      Draw draw;
+      draw.c = c;
+      draw.kind = kAllDataKinds[seed % 3];
+      draw.seed = seed;
+      try_draw(draw, "a corner case");
       if (HasFailure()) return report("corners");
     }
   report("corners");
@@ -156,11 +155,13 @@ INSTANTIATE_TEST_SUITE_P(, Corners, testing::ValuesIn(targets(1)), target_name);
 class Features : public Grid {
  protected:
   // Uneven tails, causal, grouped heads, in decode split; whole tiles without any of them; and, where the kernel has
-  // them, all features at once.
-  std::vector<Case> cases(Dtype dtype, int64_t head_dim) const {
-    Case ragged = make_case(GetParam().device, GetParam().operation, {2, 4, 2, 37, 83, head_dim},
-                            causal_mask());
-    Case whole = make_case(GetParam().device, GetParam().operation, {1, 2, 2, 128, 128, head_dim});
+  // them, all features at once, over each kind of cache.
+  std::vector<Draw> draws(Dtype dtype, int64_t head_dim) const {
+    Draw first, second;
+    Case &ragged = first.c, &whole = second.c;
+    ragged = make_case(GetParam().device, GetParam().operation, {2, 4, 2, 37, 83, head_dim},
+                       causal_mask());
+    whole = make_case(GetParam().device, GetParam().operation, {1, 2, 2, 128, 128, head_dim});
     if (GetParam().operation == Operation::kDecode) {
       ragged.shape.len_q = 3;
       ragged.lengths = {83, 50};
@@ -168,10 +169,18 @@ class Features : public Grid {
       whole.shape.len_q = 1;
     }
     ragged.dtype = whole.dtype = dtype;
-    std::vector<Case> list = {ragged, whole};
-    if (family_of(GetParam().kernel) == "reference") {
-      list.push_back(ragged);
-      add_every_feature(list.back());
+    std::vector<Draw> list = {first, second};
+    if (family_of(GetParam().kernel) != "reference") return list;
+    add_every_feature(ragged);
+    first.accumulates = true;
+    list.push_back(first);
+    if (GetParam().operation != Operation::kDecode) return list;
+    first.chosen_entries = true;
+    list.push_back(first);
+    first.chosen_entries = false;
+    for (const bool csr : {false, true}) {
+      first.pool = PoolSpec{7, csr, csr};
+      list.push_back(first);
     }
     return list;
   }
@@ -184,7 +193,7 @@ TEST_P(Features, Accurate) {
     for (const bool odd : {true, false})
       for (const int64_t head_dim : odd ? kOdd : kEven) {
         const int64_t before = ran_;
-        for (const Case& c : cases(dtype, head_dim)) try_case(c, DataKind::kNormal, 1, "a feature");
+        for (const Draw& draw : draws(dtype, head_dim)) try_draw(draw, "a feature");
         if (HasFailure()) return report("features");
         (odd ? ran_odd : ran_even) += ran_ - before;
         if (ran_ > before) break;  // the largest that it takes
@@ -242,22 +251,15 @@ TEST_P(Draws, Accurate) {
         static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + n);
     Random random(seed);
     const bool every_feature = random.below(8) < (takes_everything ? 7 : 1);
-    Draw draw = random_draw(random, target.device, target.operation, every_feature);
-    draw.c.kernel = target.kernel;
+    const Draw draw = random_draw(random, target.device, target.operation, every_feature);
     if (only >= 0 && n != only) continue;
-    if (!accepts(draw)) {
-      ++refused_;
-      continue;
-    }
-    ++ran_;
-    count(draw);
-    worst_.fold(check_draw(draw));
-    if (!HasFailure()) continue;
-    ADD_FAILURE() << describe(draw) << "\n  CUFLASH_TEST_SEED=" << first_seed
-                  << " CUFLASH_TEST_DRAW=" << n << " test_kernels --gtest_filter='Draws.Accurate/"
-                  << name_of(target.device) << '_' << target.kernel << "_shard" << target.shard
-                  << "'";
-    break;
+    const std::string repeat = "CUFLASH_TEST_SEED=" + std::to_string(first_seed) +
+                               " CUFLASH_TEST_DRAW=" + std::to_string(n) +
+                               " test_kernels --gtest_filter='Draws.Accurate/" +
+                               name_of(target.device) + "_" + target.kernel + "_shard" +
+                               std::to_string(target.shard) + "'";
+    if (try_draw(draw, repeat)) count(draw);
+    if (HasFailure()) break;
   }
   report("draws");
   report_pairs();

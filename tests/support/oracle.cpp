@@ -289,18 +289,28 @@ class Attention {
     const bool divide_last = vary_ && random_.below(2) == 0;
     const bool by_lse = vary_ && p_.operation == Operation::kDecode && random_.below(2) == 0;
     Real l = std::isinf(sink) ? 0 : std::exp(sink - m);
-    for (const int64_t j : visible_) l += std::exp(scores_[j] - m);
+    // Two parts, before a key and from it on, merged by their LSEs: what rounding those does to the sums.
+    const int64_t cut = by_lse ? begin_ + random_.below(end_ - begin_ + 1) : end_;
+    Real factors[2] = {1, 1};
+    if (by_lse) {
+      Real sums[2] = {l, 0};
+      for (const int64_t j : visible_) sums[j >= cut] += std::exp(scores_[j] - m);
+      for (int part = 0; part < 2; ++part)
+        if (sums[part] > 0) factors[part] = std::exp((m + std::log(sums[part])) - m) / sums[part];
+      l *= factors[0];
+    }
+    const auto weight_of = [&](int64_t j) { return std::exp(scores_[j] - m) * factors[j >= cut]; };
+    for (const int64_t j : visible_) l += weight_of(j);
     lse_ = empty ? -std::numeric_limits<Real>::infinity() : m + std::log(l);
-    const Real sum = by_lse && !empty ? std::exp(lse_ - m) : l;
     std::vector<Real> o(static_cast<size_t>(v.dim));
     const Real unit = rounding_unit();
     for (const int64_t j : visible_) {
-      const Real weight = std::exp(scores_[j] - m) * kept_[j];
-      add_scaled(o.data(), precision_.operand(divide_last ? weight : weight / sum, unit), v.row(j),
+      const Real weight = weight_of(j) * kept_[j];
+      add_scaled(o.data(), precision_.operand(divide_last ? weight : weight / l, unit), v.row(j),
                  v.dim);
     }
     for (size_t c = 0; c < o.size(); ++c)
-      out_.o.row(b, head, i)[c] = precision_.result(divide_last && !empty ? o[c] / sum : o[c]);
+      out_.o.row(b, head, i)[c] = precision_.result(divide_last && !empty ? o[c] / l : o[c]);
     out_.lse.at(b, head, i) = lse_;
   }
 

@@ -113,8 +113,8 @@ struct Results {
 // inputs.lse; the plain algorithm takes delta and P from its own rounded O and fp32 LSE.
 Results oracle(const Problem& problem, const Inputs& inputs);
 // `variation` other than 0: an equally plain evaluation with other rounding errors. Sums run in other orders, and P and
-// dS are rounded at another scale between 1 and 2, where they are not below the normal numbers of f16; P of decode may
-// be rebuilt from the fp32 LSE, as merging the parts of a split decode does.
+// dS are rounded at another scale between 1 and 2, where they are not below the normal numbers of f16; decode may
+// merge two parts of the keys by their fp32 LSEs.
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation = 0);
 // The same for kBackward with delta from inputs.o, whose rounding errors are the forward pass's.
 Results plain_from_given_o(const Problem& problem, const Inputs& inputs, uint64_t variation);
