@@ -1,0 +1,25 @@
+"""What fuzz.py and gpu_check count of the draws."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from record import Features  # noqa: E402
+
+
+def test_pairs_of_all_cases_add_up():
+    features = Features([
+        {"name": "a", "features": "causal,window,bias", "pairs": "0 0 70,1 1 60,1 0 55,2 2 3,2 0 1,"},
+        {"name": "did not draw"},
+        {"name": "b", "features": "causal,window,bias", "pairs": "0 0 5,1 1 4,1 0 2,2 2 0,2 0 0,"},
+    ])
+    assert features.count("causal") == 75
+    assert features.pairs[1, 0] == 57
+    assert features.rare(50) == ["bias + causal: 1", "bias + bias: 3"]
+    rows = features.table().splitlines()
+    assert len(rows) == 4
+    assert rows[1].split() == ["1", "window", "57", "64"]
+    assert rows[2].split() == ["2", "bias", "1", "-", "3"]  # bias and window are never drawn together
