@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/caches.hpp"
-#include "support/runner.hpp"
+#include "kernels/targets.hpp"
 
 namespace cuflash_test {
 
@@ -17,12 +17,6 @@ struct Heads {
   int64_t q, kv;
 };
 constexpr Heads kHeads[] = {{1, 1}, {4, 4}, {3, 1}, {6, 2}, {7, 1}, {8, 1}, {24, 1}, {48, 2}};
-
-// A number of the environment.
-inline int64_t setting(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::atoll(text) : otherwise;
-}
 
 enum class Arrangement { kDense, kRowsOutermost, kPackedQkv, kRandom };
 
