@@ -62,28 +62,25 @@ struct Place {
   bool valid;         // false: a row of no sequence, which is neither read nor written
 };
 
-// Item `index` of all rows of the queries.
-CUFLASH_HOST_DEVICE Place query_place(const FullProblem& p, int64_t index) {
+// Item `index` of all rows of a side's tensors; `first` and `count` are the side's members of Sequence.
+CUFLASH_HOST_DEVICE Place place_of(const FullProblem& p, int64_t index, const RowExtents& extents,
+                                   const int32_t* offsets, int64_t Sequence::*first,
+                                   int64_t Sequence::*count) {
   if (p.batch == 0) return {};  // packed rows of no sequence
-  const RowExtents extents = query_extents(p, p.f.ragged);
   RowIndex i = row_index(index, extents.heads, extents.rows);
-  const int32_t* offsets = p.f.ragged.offsets_q;
   if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
   const Sequence s = sequence_of(p, i.batch);
-  const int64_t row = i.row - s.first_q;
-  return {s, i.head, row, row >= 0 && row < s.len_q};
+  const int64_t row = i.row - s.*first;
+  return {s, i.head, row, row >= 0 && row < s.*count};
 }
 
-// Item `index` of all rows of the keys.
+CUFLASH_HOST_DEVICE Place query_place(const FullProblem& p, int64_t index) {
+  return place_of(p, index, query_extents(p, p.f.ragged), p.f.ragged.offsets_q, &Sequence::first_q,
+                  &Sequence::len_q);
+}
 CUFLASH_HOST_DEVICE Place key_place(const FullProblem& p, int64_t index) {
-  if (p.batch == 0) return {};
-  const RowExtents extents = key_extents(p, p.f.ragged);
-  RowIndex i = row_index(index, extents.heads, extents.rows);
-  const int32_t* offsets = p.f.ragged.offsets_k;
-  if (offsets != nullptr) i.batch = sequence_at(offsets, p.batch, i.row);
-  const Sequence s = sequence_of(p, i.batch);
-  const int64_t row = i.row - s.first_k;
-  return {s, i.head, row, row >= 0 && row < s.len_k};
+  return place_of(p, index, key_extents(p, p.f.ragged), p.f.ragged.offsets_k, &Sequence::first_k,
+                  &Sequence::len_k);
 }
 
 }  // namespace cuflash

@@ -65,7 +65,7 @@ const Variant* find_best(const VariantTables& tables, const Problem& problem,
   for (size_t i = 0; i < tables.count; ++i) {
     const VariantSpan& span = tables.spans[i];
     // Rows are passed over unseen where they can be: the caller's launch has emptied the caches, and reading one row of
-    // each of 80 kernels took longer than the rest of the choice.
+    // each of a table's kernels took longer than the rest of the choice.
     if (!(span.operations & operation) || span.on_cpu != caps.is_cpu || span.best_rank <= best_rank)
       continue;
     for (size_t j = 0; j < span.count; ++j) {

@@ -239,7 +239,7 @@ FAULTS = [
           "if (offsets[middle] <= token)", "if (offsets[middle] < token)",
           "RaggedProperty.P29*:CasesOfRaggedBatches.B93*"),
     Fault("rows_past_the_last_offset_written", RAGGED,
-          "return {s, i.head, row, row >= 0 && row < s.len_q};", "return {s, i.head, row, row >= 0};",
+          "row >= 0 && row < s.*count", "row >= 0",
           "CasesOfRaggedBatches.B95*"),
     Fault("left_padding_not_skipped", RAGGED, "k.first + pad,", "k.first,", "RaggedProperty.LeftPadding*"),
     Fault("longest_length_ignored", RAGGED,
