@@ -289,17 +289,22 @@ class Attention {
     const bool divide_last = vary_ && random_.below(2) == 0;
     const bool by_lse = vary_ && p_.operation == Operation::kDecode && random_.below(2) == 0;
     Real l = std::isinf(sink) ? 0 : std::exp(sink - m);
-    // Two parts, before a key and from it on, merged by their LSEs: what rounding those does to the sums.
-    const int64_t cut = by_lse ? begin_ + random_.below(end_ - begin_ + 1) : end_;
-    Real factors[2] = {1, 1};
+    // Parts of equal lengths, of which the first has the sink, merged by their LSEs: what rounding those does to the sums.
+    const int64_t parts = by_lse ? 2 + random_.below(63) : 1;
+    const int64_t length = std::max<int64_t>(1, (end_ - begin_ + parts - 1) / parts);
+    std::vector<Real> factors(static_cast<size_t>(parts), 1);
+    const auto part_of = [&](int64_t j) { return static_cast<size_t>((j - begin_) / length); };
     if (by_lse) {
-      Real sums[2] = {l, 0};
-      for (const int64_t j : visible_) sums[j >= cut] += std::exp(scores_[j] - m);
-      for (int part = 0; part < 2; ++part)
+      std::vector<Real> sums(static_cast<size_t>(parts));
+      sums[0] = l;
+      for (const int64_t j : visible_) sums[part_of(j)] += std::exp(scores_[j] - m);
+      for (size_t part = 0; part < sums.size(); ++part)
         if (sums[part] > 0) factors[part] = std::exp((m + std::log(sums[part])) - m) / sums[part];
       l *= factors[0];
     }
-    const auto weight_of = [&](int64_t j) { return std::exp(scores_[j] - m) * factors[j >= cut]; };
+    const auto weight_of = [&](int64_t j) {
+      return std::exp(scores_[j] - m) * factors[part_of(j)];
+    };
     for (const int64_t j : visible_) l += weight_of(j);
     lse_ = empty ? -std::numeric_limits<Real>::infinity() : m + std::log(l);
     std::vector<Real> o(static_cast<size_t>(v.dim));

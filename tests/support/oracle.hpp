@@ -114,7 +114,7 @@ struct Results {
 Results oracle(const Problem& problem, const Inputs& inputs);
 // `variation` other than 0: an equally plain evaluation with other rounding errors. Sums run in other orders, and P and
 // dS are rounded at another scale between 1 and 2, where they are not below the normal numbers of f16; decode may
-// merge two parts of the keys by their fp32 LSEs.
+// merge up to 64 parts of the keys by their fp32 LSEs.
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation = 0);
 // The same for kBackward with delta from inputs.o, whose rounding errors are the forward pass's.
 Results plain_from_given_o(const Problem& problem, const Inputs& inputs, uint64_t variation);
