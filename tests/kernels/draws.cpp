@@ -74,6 +74,23 @@ std::vector<int32_t> random_lengths(Random& random, int64_t batch, int64_t most)
   return list;
 }
 
+// How a quantised cache keeps its elements.
+CacheSpec random_elements(Random& random) {
+  constexpr int64_t kGroups[] = {0, 0, 32, 64, 128};
+  CacheSpec spec;
+  spec.k = random.pick(kStoredDtypes);
+  spec.v = one_in(random, 3) ? spec.k : random.pick(kStoredDtypes);
+  spec.scales = !one_in(random, 4);
+  spec.zeros = one_in(random, 2);
+  spec.per_page = one_in(random, 2);
+  spec.per_head = one_in(random, 2);
+  spec.per_slot = one_in(random, 2);
+  spec.group = random.pick(kGroups);
+  spec.scale_dtype = random.pick(kAllDtypes);
+  spec.gap = random.below(5);
+  return spec;
+}
+
 // Features that need not be in every kernel.
 void add_features(Random& random, Draw& draw) {
   Case& c = draw.c;
@@ -93,6 +110,11 @@ void add_features(Random& random, Draw& draw) {
   if (chance(4)) c.slopes = {chance(2), random.pick(kAllDtypes)};
   if (chance(4)) c.sinks = random.pick(kAllDtypes);
   if (chance(4)) c.dropout = {chance(8) ? 1 : 0.25f, random.bits(), chance(2) ? 0 : random.bits()};
+  if (!backward && chance(4)) {
+    const int64_t bits = chance(3) ? s.len_q : 1 + random.below(chance(4) ? 1100 : 70);
+    c.tree = random_tree(s, bits, chance(2), random.bits());
+    c.tree_spare = random.below(3);
+  }
   c.wide = chance(3);
   if (backward) {
     c.d_lse = chance(4);
@@ -117,6 +139,7 @@ void add_features(Random& random, Draw& draw) {
   } else if (decode) {
     draw.chosen_entries = chance(3);
   }
+  if (decode && chance(2)) draw.stored = random_elements(random);
 }
 
 Extents memory_of(const Case& c, Role role) {
@@ -167,6 +190,24 @@ void arrange(Random& random, Draw& draw) {
   }
 }
 
+// The quantised cache of a draw that has one.
+CacheSpec cache_of(const Draw& draw) {
+  CacheSpec spec = *draw.stored;
+  if (draw.pool) {
+    spec.layout = draw.pool->csr ? CUFLASH_CACHE_PAGED_CSR : CUFLASH_CACHE_PAGED;
+    spec.page_size = draw.pool->page_size;
+    spec.wide_ids = draw.pool->wide_ids;
+    spec.slots_outermost = draw.pool->slots_outermost;
+    spec.unused_id = draw.pool->unused_id;
+  } else {
+    spec.slots_outermost = draw.arrangement == Arrangement::kRowsOutermost;
+  }
+  spec.entries = draw.chosen_entries;
+  spec.v_is_k_prefix = draw.v_is_k_prefix;
+  spec.seed = draw.seed;
+  return spec;
+}
+
 bool repeats_something(const Draw& draw) {
   return std::any_of(std::begin(draw.repeats), std::end(draw.repeats),
                      [](const Repeats& repeats) { return repeats.any(); });
@@ -201,6 +242,12 @@ std::string describe(const Draw& draw) {
          << (draw.pool->wide_ids ? " int64" : "")
          << (draw.pool->slots_outermost ? " slots outermost" : "") << ')';
   if (draw.chosen_entries) text << " chosen_entries";
+  if (draw.stored)
+    text << " stored(" << draw.stored->k << ' ' << draw.stored->v
+         << (draw.stored->scales ? " scales" : "") << (draw.stored->zeros ? " zeros" : "")
+         << (draw.stored->per_page ? " P" : " 1") << (draw.stored->per_head ? "H" : "1")
+         << (draw.stored->per_slot ? "S" : "1") << " group " << draw.stored->group << ' '
+         << name_of(draw.stored->scale_dtype) << " gap " << draw.stored->gap << ')';
   if (draw.v_is_k_prefix) text << " v_is_k_prefix";
   if (draw.accumulates) text << " accumulates";
   return text.str();
@@ -239,11 +286,19 @@ Draw random_draw(Random& random, Device device, Operation operation, bool every_
 }
 
 DrawnCall::DrawnCall(const Draw& draw, const Inputs& inputs)
-    : device_(draw.c.device), call_(draw.c, inputs) {
-  if (draw.pool) pool_.emplace(draw.c, inputs, *draw.pool, draw.seed);
-  if (pool_) pool_->install(call_);
-  if (draw.chosen_entries) entries_.emplace(draw.c, inputs, draw.seed);
-  if (entries_) entries_->install(call_);
+    : device_(draw.c.device),
+      call_(draw.c, draw.stored ? with_rounded_keys(draw.c, inputs) : inputs) {
+  if (draw.stored) {
+    Inputs exact = inputs;  // and so left as they are
+    stored_.emplace(draw.c, exact, cache_of(draw));
+    stored_->install(call_);
+  } else if (draw.pool) {
+    pool_.emplace(draw.c, inputs, *draw.pool, draw.seed);
+    pool_->install(call_);
+  } else if (draw.chosen_entries) {
+    entries_.emplace(draw.c, inputs, draw.seed);
+    entries_->install(call_);
+  }
   if (draw.v_is_k_prefix) {
     call_.problem().flags |= CUFLASH_PROBLEM_V_IS_K_PREFIX;
     call_.problem().v = call_.cache().v = {};
@@ -255,7 +310,8 @@ Outcome DrawnCall::run() {
   const cuflash_status_t status = call_.launch();
   synchronize(device_);
   Outcome outcome = call_.collect(status);
-  if ((pool_ && !pool_->unchanged()) || (entries_ && !entries_->unchanged()))
+  if ((pool_ && !pool_->unchanged()) || (entries_ && !entries_->unchanged()) ||
+      (stored_ && !stored_->unchanged()))
     outcome.damage += "the cache was written; ";
   EXPECT_EQ(outcome.damage, "");
   return outcome;
@@ -268,6 +324,7 @@ Inputs make_inputs(const Draw& draw) {
     repeat_values(draw, inputs);
     if (c.operation == Operation::kBackward) add_forward_results(c, inputs);
   }
+  if (draw.stored) QuantisedCache(c, inputs, cache_of(draw));
   if (draw.v_is_k_prefix)
     inputs.v =
         Tensor::from(inputs.v.batch, inputs.v.heads, inputs.v.rows, inputs.v.dim,
@@ -398,11 +455,23 @@ void check_delta(const Draw& draw, const Inputs& inputs, const Results& results)
   });
 }
 
+// The cache's numbers in fp32 give the same bits.
+void check_stored(const Draw& draw, const Inputs& inputs, const Results& results) {
+  Draw plain = draw;
+  plain.stored = CacheSpec{};
+  plain.stored->k = plain.stored->v = CUFLASH_F32;
+  plain.stored->scales = false;
+  Inputs rounded = inputs;
+  round_values(rounded.k, Dtype::kF32);
+  round_values(rounded.v, Dtype::kF32);
+  expect_same_bits(run_ok(plain, rounded), results);
+}
+
 }  // namespace
 
 bool accepts(const Draw& draw) {
   if (!accepts(draw.accumulates ? accumulating(draw.c) : draw.c, draw.c.kernel)) return false;
-  if (!draw.pool && !draw.chosen_entries && !draw.v_is_k_prefix) return true;
+  if (!draw.pool && !draw.chosen_entries && !draw.stored && !draw.v_is_k_prefix) return true;
   DrawnCall drawn(draw, zero_inputs(draw.c));
   size_t bytes;
   Call& call = drawn.call();
@@ -425,6 +494,7 @@ Accuracy check_draw(const Draw& draw) {
                            << " times the allowed error";
   if (draw.c.delta == Delta::kWanted) check_delta(draw, inputs, results);
   if (draw.accumulates) check_accumulation(draw, inputs, results);
+  if (draw.stored) check_stored(draw, inputs, results);
   return accuracy;
 }
 
@@ -447,6 +517,11 @@ struct DrawnFeature {
   Group group;
   bool (*present)(const Draw&);
 };
+
+// Whether K or V is kept in one of these dtypes.
+bool keeps(const Draw& draw, bool (*wanted)(int32_t)) {
+  return draw.stored && (wanted(draw.stored->k) || (!draw.v_is_k_prefix && wanted(draw.stored->v)));
+}
 
 constexpr DrawnFeature kFeatures[] = {
     {"forward", kForwards, kOperations,
@@ -485,6 +560,9 @@ constexpr DrawnFeature kFeatures[] = {
     {"slopes", kAll, kFree, [](const Draw& d) { return d.c.slopes.has_value(); }},
     {"sinks", kAll, kFree, [](const Draw& d) { return d.c.sinks.has_value(); }},
     {"dropout", kAll, kFree, [](const Draw& d) { return d.c.dropout.p > 0; }},
+    {"tree mask", kNotBackward, kFree, [](const Draw& d) { return d.c.tree.has_value(); }},
+    {"tree mask of all sequences", kNotBackward, kFree,
+     [](const Draw& d) { return d.c.tree && !d.c.tree->per_batch; }},
     {"fp32 outputs", kAll, kFree,
      [](const Draw& d) { return d.c.wide && d.c.dtype != Dtype::kF32; }},
     {"accumulation", kAll, kFree, [](const Draw& d) { return d.accumulates; }},
@@ -500,6 +578,27 @@ constexpr DrawnFeature kFeatures[] = {
     {"64-bit ids", kDecodes, kFree, [](const Draw& d) { return d.pool && d.pool->wide_ids; }},
     {"pages of 1 to 3 slots", kDecodes, kFree,
      [](const Draw& d) { return d.pool && d.pool->page_size <= 3; }},
+    {"fp8 cache", kDecodes, kFree,
+     [](const Draw& d) {
+       return keeps(d, [](int32_t t) { return t == CUFLASH_FP8_E4M3 || t == CUFLASH_FP8_E5M2; });
+     }},
+    {"int8 cache", kDecodes, kFree,
+     [](const Draw& d) { return keeps(d, [](int32_t t) { return t == CUFLASH_INT8; }); }},
+    {"int4 cache", kDecodes, kFree,
+     [](const Draw& d) { return keeps(d, [](int32_t t) { return t == CUFLASH_INT4; }); }},
+    {"cache of floats by dtype", kDecodes, kFree,
+     [](const Draw& d) { return keeps(d, [](int32_t t) { return t <= CUFLASH_BF16; }); }},
+    {"k and v of two dtypes", kDecodes, kFree,
+     [](const Draw& d) { return d.stored && !d.v_is_k_prefix && d.stored->k != d.stored->v; }},
+    {"scales", kDecodes, kFree, [](const Draw& d) { return d.stored && d.stored->scales; }},
+    {"zero points", kDecodes, kFree,
+     [](const Draw& d) {
+       return d.stored && (cache_of(d).zeros_of_k() || cache_of(d).zeros_of_v());
+     }},
+    {"scales of groups", kDecodes, kFree,
+     [](const Draw& d) { return d.stored && d.stored->scales && d.stored->group > 0; }},
+    {"scales of slots", kDecodes, kFree,
+     [](const Draw& d) { return d.stored && d.stored->scales && d.stored->per_slot; }},
     {"parts given", kDecodes, kFree, [](const Draw& d) { return d.c.num_splits > 0; }},
     {"rows outermost", kAll, kArrangements,
      [](const Draw& d) { return d.arrangement == Arrangement::kRowsOutermost; }},
@@ -521,6 +620,7 @@ constexpr std::array<const char*, 2> kNeverTogether[] = {
     {"no LSE", "accumulation"},
     {"head_dim_v of its own", "packed qkv"},
     {"v is a prefix of k", "packed qkv"},
+    {"v is a prefix of k", "k and v of two dtypes"},
     {"strides of 0", "packed qkv"},
     {"chosen entries", "64-bit ids"},
     {"chosen entries", "pages of 1 to 3 slots"},

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/caches.hpp"
+#include "kernels/quantised_cache.hpp"
 #include "kernels/targets.hpp"
 
 namespace cuflash_test {
@@ -35,7 +36,8 @@ struct Draw {
   Arrangement arrangement = Arrangement::kDense;
   Repeats repeats[4];  // of kRepeatable
   std::optional<PoolSpec> pool;
-  bool chosen_entries = false;  // of a contiguous cache
+  bool chosen_entries = false;      // of a contiguous cache
+  std::optional<CacheSpec> stored;  // how the elements are kept; where, pool and chosen_entries say
   bool v_is_k_prefix = false;
   bool accumulates = false;  // into what is there; checked against the call that does not
   bool library_workspace = false;
@@ -60,8 +62,10 @@ class DrawnCall {
   Call call_;
   std::optional<Pool> pool_;
   std::optional<ChosenEntries> entries_;
+  std::optional<QuantisedCache> stored_;
 };
 
+// What the oracle attends over: of a quantised cache the numbers that its codes stand for.
 Inputs make_inputs(const Draw& draw);
 
 // Whether the kernel of the case takes the draw.

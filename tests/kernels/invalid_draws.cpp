@@ -19,6 +19,7 @@ struct Victim {
 
   bool is(Operation operation) const { return draw.c.operation == operation; }
   bool paged() const { return draw.pool.has_value(); }
+  bool has_scales() const { return c.k_scale || c.v_scale || c.k_zero || c.v_zero; }
   size_t workspace_bytes() const {
     const cuflash_handle_t handle = handle_of(draw.c.device);
     size_t bytes = 0;
@@ -61,10 +62,13 @@ const Mistake kMistakes[] = {
     {"no dtype", CUFLASH_ERROR_UNSUPPORTED_DTYPE, [](Victim& v) { return v.p.q.dtype = 0, true; }},
     {"dtype of the keys", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
      [](Victim& v) {
-       (v.is(kDecode) ? v.c.k : v.p.k).dtype =
-           v.p.q.dtype == CUFLASH_F16 ? CUFLASH_BF16 : CUFLASH_F16;
-       return true;
+       v.p.k.dtype = v.p.q.dtype == CUFLASH_F16 ? CUFLASH_BF16 : CUFLASH_F16;
+       return !v.is(kDecode);
      }},
+    {"dtype of the cache", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+     [](Victim& v) { return v.c.k.dtype = CUFLASH_INT4 + 1, v.is(kDecode); }},
+    {"int8 queries", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+     [](Victim& v) { return v.p.q.dtype = CUFLASH_INT8, true; }},
     {"no q", CUFLASH_ERROR_NULL_POINTER, [](Victim& v) { return v.p.q.data = nullptr, true; }},
     {"no keys", CUFLASH_ERROR_NULL_POINTER,
      [](Victim& v) { return (v.is(kDecode) ? v.c.k : v.p.k).data = nullptr, true; }},
@@ -119,6 +123,21 @@ const Mistake kMistakes[] = {
      [](Victim& v) { return v.p.alibi_dtype = 77, v.p.alibi_slopes != nullptr; }},
     {"sinks dtype", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
      [](Victim& v) { return v.p.sinks_dtype = -1, v.p.sinks != nullptr; }},
+    {"tree mask, backward", CUFLASH_ERROR_UNSUPPORTED,
+     [](Victim& v) {
+       return v.p.tree_mask = static_cast<const uint32_t*>(v.p.q.data), v.is(kBackward);
+     }},
+    {"negative bits of a tree mask", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.p.tree_mask_len = -1, v.p.tree_mask != nullptr; }},
+    {"negative stride of a tree mask", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.p.tree_mask_row_stride = -1, v.p.tree_mask != nullptr; }},
+    {"bits without a tree mask", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.p.tree_mask_len = 5, v.p.tree_mask == nullptr; }},
+    {"misaligned tree mask", CUFLASH_ERROR_MISALIGNED,
+     [](Victim& v) {
+       const auto address = reinterpret_cast<uintptr_t>(v.p.tree_mask);
+       return v.p.tree_mask = reinterpret_cast<const uint32_t*>(address + 2), address != 0;
+     }},
     {"left padding without an array", CUFLASH_ERROR_NULL_POINTER,
      [](Victim& v) {
        v.p.leftpad_k = nullptr;
@@ -191,6 +210,23 @@ const Mistake kMistakes[] = {
        v.c.num_pages = v.p.batch - 1;
        return v.is(kDecode) && !v.paged() && !v.draw.chosen_entries && v.p.batch > 1;
      }},
+    {"odd stride of int4", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return ++v.c.k.batch_stride, v.c.k.dtype == CUFLASH_INT4 && v.p.batch > 1; }},
+    {"zero points of floats", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) {
+       v.c.k_zero = v.p.q.data;
+       return v.is(kDecode) && !is_integer(v.c.k.dtype);
+     }},
+    {"scales of v beside the prefix of k", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.c.v_scale = v.p.q.data, v.is(kDecode) && v.draw.v_is_k_prefix; }},
+    {"channels of a scale", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.c.scale_group = 16, v.c.k_scale != nullptr; }},
+    {"stride of scales that are not there", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.c.scale_head_stride = 1, v.is(kDecode) && !v.has_scales(); }},
+    {"negative stride of scales", CUFLASH_ERROR_INVALID_VALUE,
+     [](Victim& v) { return v.c.scale_slot_stride = -1, v.has_scales(); }},
+    {"dtype of the scales", CUFLASH_ERROR_UNSUPPORTED_DTYPE,
+     [](Victim& v) { return v.c.scale_dtype = CUFLASH_FP8_E4M3, v.has_scales(); }},
 };
 
 struct Target {
