@@ -36,7 +36,7 @@ TEST_P(CasesOfDecode, B81_ImpossibleLengthsAreCut) {
 }
 
 TEST_P(CasesOfDecode, B108_SplitsAgree) {
-  const int64_t keys = GetParam() == Device::kCpu ? 1500 : 4096;
+  const int64_t keys = GetParam() == Device::kCpu ? 500 : 4096;
   for (const int splits : {1, 2, 3, 16, 32, 0}) {
     Case c = make_case(GetParam(), kDecode, {1, 16, 8, 1, keys, 128});
     c.num_splits = splits;

@@ -1,6 +1,6 @@
 // Every kernel over a grid of problems, judged by the accuracy rule: fixed corners, and seeded random draws.
 //
-//   CUFLASH_TEST_DRAWS   random problems of each kernel (700 on the CPU, 100 on CUDA)
+//   CUFLASH_TEST_DRAWS   random problems of each kernel (400 on the CPU, 100 on CUDA)
 //   CUFLASH_TEST_CORNERS runs every so many-th corner (1): under a sanitizer of the host all take long
 //   CUFLASH_TEST_SEED    another sequence of problems (1)
 //   CUFLASH_TEST_DRAW    runs only this draw of each shard, as a failure's message says
@@ -247,7 +247,7 @@ class Draws : public Grid {
 TEST_P(Draws, Accurate) {
   const Target& target = GetParam();
   const int64_t draws =
-      setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 700 : 100) / kShards;
+      setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 400 : 100) / kShards;
   const int64_t first_seed = setting("CUFLASH_TEST_SEED", 1),
                 only = setting("CUFLASH_TEST_DRAW", -1);
   const bool takes_everything = family_of(target.kernel) == "reference";

@@ -1,6 +1,6 @@
 // Random problems with one thing wrong: refused with the status of that thing and a message, and nothing is written.
 //
-//   CUFLASH_TEST_INVALID_DRAWS  of each operation (600)
+//   CUFLASH_TEST_INVALID_DRAWS  of each operation (300)
 //   CUFLASH_TEST_SEED and CUFLASH_TEST_DRAW as in grid.cpp
 #include <algorithm>
 #include <limits>
@@ -241,7 +241,7 @@ class InvalidDraws : public testing::TestWithParam<Target> {
 };
 
 TEST_P(InvalidDraws, Refused) {
-  const int64_t draws = setting("CUFLASH_TEST_INVALID_DRAWS", 600);
+  const int64_t draws = setting("CUFLASH_TEST_INVALID_DRAWS", 300);
   const int64_t seed = setting("CUFLASH_TEST_SEED", 1), only = setting("CUFLASH_TEST_DRAW", -1);
   int64_t refused = 0;
   for (int64_t n = 0; n < 20 * draws && refused < draws; ++n) {
