@@ -26,7 +26,10 @@ class CasesOfQuantisedCaches : public DeviceTest {
     wide.scales = false;
     round_values(inputs.k, Dtype::kF32);
     round_values(inputs.v, Dtype::kF32);
-    expect_same_bits(QuantisedCache(c, inputs, wide).run(inputs), results);
+    const Results of_wide = QuantisedCache(c, inputs, wide).run(inputs);
+    EXPECT_TRUE(judge(c, inputs, of_wide).ok);
+    // On a GPU the two ways of reading leave other multiplications and additions to be fused.
+    if (c.device == Device::kCpu) expect_same_bits(of_wide, results);
     return results;
   }
 };
