@@ -455,7 +455,7 @@ void check_delta(const Draw& draw, const Inputs& inputs, const Results& results)
   });
 }
 
-// The cache's numbers in fp32 give the same bits.
+// The cache's numbers in fp32 give the same bits, on the CPU device: a GPU may fuse other operations of the two.
 void check_stored(const Draw& draw, const Inputs& inputs, const Results& results) {
   Draw plain = draw;
   plain.stored = CacheSpec{};
@@ -494,7 +494,7 @@ Accuracy check_draw(const Draw& draw) {
                            << " times the allowed error";
   if (draw.c.delta == Delta::kWanted) check_delta(draw, inputs, results);
   if (draw.accumulates) check_accumulation(draw, inputs, results);
-  if (draw.stored) check_stored(draw, inputs, results);
+  if (draw.stored && draw.c.device == Device::kCpu) check_stored(draw, inputs, results);
   return accuracy;
 }
 
