@@ -321,8 +321,10 @@ def test_kernel_that_cannot():
 def test_no_array():
     with pytest.raises(TypeError, match="k: list is no array"):
         cuflash.attention(Q, [1.0], K)
-    with pytest.raises(cuflash.ArgumentError, match="operation: 'append'; one of forward, backward, decode$"):
-        cuflash.explain("append", Q, K, K)
+    with pytest.raises(TypeError, match="cache: ndarray is no cuflash.KVCache"):
+        cuflash.explain("append", K, K, K)
+    with pytest.raises(cuflash.ArgumentError, match="operation: 'sort'; one of forward, backward, decode, append$"):
+        cuflash.explain("sort", Q, K, K)
 
 
 def test_classes_of_errors():

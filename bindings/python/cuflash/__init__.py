@@ -5,7 +5,8 @@ On arrays of NumPy (the CPU device), PyTorch, CuPy, Numba, JAX and others, witho
     o = cuflash.attention(q, k, v, causal=True)
 
 attention, attention_varlen, their backward passes, attention_weights, decode and merge_states are the
-operations, explain tells which kernel a call takes. cuflash.torch has them as differentiable PyTorch operators. cuflash.raw holds the C API as it
+operations, KVCache and PagedKVCache what decode attends to and new keys and values are appended to. explain tells
+which kernel a call takes. cuflash.torch has them as differentiable PyTorch operators. cuflash.raw holds the C API as it
 is (ctypes; the header cuflash.h is its manual), cuflash.cuda device memory where no library of
 arrays gives it.
 """
@@ -20,6 +21,7 @@ from . import _raw as raw
 from ._attention import (
     attention, attention_backward, attention_varlen, attention_varlen_backward, attention_weights, decode,
     explain, merge_states)
+from ._cache import KVCache, PagedKVCache
 from ._errors import ArgumentError, DeviceError, Error, OutOfMemoryError, UnsupportedError, check
 from ._handle import Handle
 from ._library import LibraryError
@@ -28,8 +30,8 @@ from ._library import version as library_version
 
 __version__ = "{}.{}.{}".format(
     raw.CUFLASH_VERSION_MAJOR, raw.CUFLASH_VERSION_MINOR, raw.CUFLASH_VERSION_PATCH)
-__all__ = ["ArgumentError", "DeviceError", "Error", "Handle", "LibraryError", "OutOfMemoryError",
-           "UnsupportedError", "attention", "attention_backward", "attention_varlen",
+__all__ = ["ArgumentError", "DeviceError", "Error", "Handle", "KVCache", "LibraryError", "OutOfMemoryError",
+           "PagedKVCache", "UnsupportedError", "attention", "attention_backward", "attention_varlen",
            "attention_varlen_backward", "attention_weights", "check", "decode", "explain", "kernels",
            "library_path", "library_version", "merge_states", "raw", "set_log_callback", "show_versions"]
 

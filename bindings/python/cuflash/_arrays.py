@@ -19,11 +19,15 @@ CPU: int = int(raw.CUFLASH_DEVICE_CPU)
 
 #: dtypes of tensors that calls compute with
 FLOATS = {"f32": raw.CUFLASH_F32, "f16": raw.CUFLASH_F16, "bf16": raw.CUFLASH_BF16}
-ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u64": 8}
-_NUMPY_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64",
-                "uint64": "u64"}
+#: and of what caches hold besides, by NumPy's names; uint8 is for what has no dtype of its own
+CODES = {"int8": raw.CUFLASH_INT8, "float8_e4m3fn": raw.CUFLASH_FP8_E4M3, "float8_e5m2": raw.CUFLASH_FP8_E5M2}
+BYTES = {"int4": raw.CUFLASH_INT4, "float8_e4m3fn": raw.CUFLASH_FP8_E4M3, "float8_e5m2": raw.CUFLASH_FP8_E5M2}
+ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+_NUMPY_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "uint32": "u32",
+                "int64": "i64", "uint64": "u64"}
 _LONG_NAMES = {short: long for long, short in _NUMPY_NAMES.items()}
-_TYPESTRS = {"<f4": "f32", "<f2": "f16", "<i4": "i32", "<i8": "i64", "<u8": "u64"}
+_TYPESTRS = {"<f4": "f32", "<f2": "f16", "<i4": "i32", "<u4": "u32", "<i8": "i64", "<u8": "u64", "|i1": "int8",
+             "|u1": "uint8"}
 
 
 def spelled(dtype: str) -> str:
@@ -354,8 +358,7 @@ class Arrays:
         """A new dense array, unless one was given; dtype: "f32" or that of the array `like`, which is the
         first if it is not given."""
         if name in self._views:
-            if not self._views[name].writable:
-                refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: cannot be written")
+            self.check_writable(name)
             return
         if self._query:
             self._views[name] = View(name, 0, shape, _dlpack.dense(shape), dtype)
@@ -368,6 +371,10 @@ class Arrays:
             self._views[name] = View(name, array.pointer, shape, _dlpack.dense(shape), dtype)
         else:
             self._views[name] = library.view(name, array, self.stream)
+
+    def check_writable(self, name: str) -> None:
+        if not self._views[name].writable:
+            refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: cannot be written")
 
     def wait(self) -> None:
         """After the call. Libraries known by DLPack alone free memory in an order of their own: what

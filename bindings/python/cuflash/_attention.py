@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from . import _problem, _raw as raw
 from ._arrays import Array, Arrays, View, refuse
+from ._cache import KVCache, append
+from ._call import Call, read
 from ._errors import check, integer
-from ._handle import Handle, handle_of
+from ._handle import Handle
 from ._library import Struct
 from ._problem import PACKED, Options, heads_first, in_layout
 
@@ -46,6 +48,9 @@ def attention(
     alibi_slopes: slope * |c - j| is subtracted, [Hq] or [B, Hq].
     sinks: [Hq], a score without a value, which joins the sum of exponentials of each row.
     These three may be float32, float16 or bfloat16 of their own.
+    tree_mask: uint32 or int32 words [B, S, words], or what NumPy would repeat to it: bit t % 32 of word
+    t / 32 of a row says whether it sees key Sk - tree_mask_len + t; tree_mask_len is S if None. Mask and
+    window hold too; a tree of drafted tokens goes without them. Not in the backward pass.
 
     dropout_p: probabilities are set to 0 with probability p and the others divided by 1 - p. The same
     dropout_seed and dropout_offset drop the same; calls drop independently if each adds Sk / 4, rounded
@@ -55,7 +60,7 @@ def attention(
     many of those of k and v come before the first key. Rows that are not in use are neither read nor
     written.
 
-    kernel, deterministic, batch_invariant: as the fields and flags of cuflash_problem_t.
+    kernel, deterministic, batch_invariant, sm_margin: as the fields and flags of cuflash_problem_t.
     """
     call = _forward(q, k, v, out=out, lse=lse, return_lse=return_lse, out_dtype=out_dtype,
                     accumulate=accumulate, layout=layout, handle=handle, stream=stream, **options)
@@ -141,17 +146,18 @@ def attention_weights(
 
 
 def decode(
-    q: Array, k_cache: Array, v_cache: Array, *, lengths: Array | None = None, num_splits: int = 0,
-    out: Array | None = None, lse: Array | None = None, return_lse: bool = False,
+    q: Array, k_cache: Array | KVCache, v_cache: Array | None = None, *, lengths: Array | None = None,
+    num_splits: int = 0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False,
     out_dtype: str | None = None, accumulate: bool = False, layout: str = "bhsd",
     handle: Handle | None = None, stream: Any = None, **options: Unpack[Options],
 ) -> Any:
     """Attention of the newest S tokens, often 1, over caches of keys and values.
 
-    q: [B, Hq, S, D]; k_cache: [entries, Hkv, max_len, D], v_cache: [entries, Hkv, max_len, Dv],
-    entries >= B, sequence b in entry b.
-    lengths: int32 [B] on the same device, the keys in use, the new ones among them; None: max_len. With
-    "bottom-right" row i of sequence b sits at lengths[b] - S + i, so causal matters where S > 1.
+    q: [B, Hq, S, D]; then a KVCache or a PagedKVCache, which have lengths and a layout of their own, or
+    k_cache: [entries, Hkv, max_len, D], v_cache: [entries, Hkv, max_len, Dv], entries >= B, sequence b in
+    entry b, with lengths: int32 [B] on the same device, the keys in use, the new ones among them; None:
+    max_len. With "bottom-right" row i of sequence b sits at lengths[b] - S + i, so causal matters where
+    S > 1.
     num_splits: parts along the keys, 0: chosen. Everything else as in attention(), with max_len for Sk;
     lengths stand for seqused_k, and there is no leftpad_k."""
     call = _decode(q, k_cache, v_cache, lengths=lengths, num_splits=num_splits, out=out, lse=lse,
@@ -178,7 +184,7 @@ def merge_states(
     arrays.add_output("lse", shape[:3], "f32")
     struct = _problem.merge(states, arrays["lse_parts"], heads_first(arrays["out"], layout), arrays["lse"],
                             base2, layout)
-    call = _Call(arrays, handle, struct)
+    call = Call(arrays, handle, struct)
     call.run(raw.cuflash_merge_states)
     return call.output("out", "lse")
 
@@ -187,16 +193,16 @@ def explain(operation: str, *arguments: Any, target_arch: int = 0, **options: An
     """Which kernel a call takes and why not each other: nothing is run.
 
     explain("forward", q, k, v, causal=True) has the arguments of attention(), or by name those of
-    attention_varlen(); "backward" and "decode" likewise. target_arch: answer for this GPU, 90 for sm_90,
-    whether it is there or not; the arrays may be of any device. Or the arguments of the C call:
-    explain("forward", handle, problem), also "append". The answer is the JSON that cuflash.h describes."""
-    in_c = any(isinstance(argument, Struct) for argument in arguments)
-    known = [*_BUILDERS, "append"] if in_c else [*_BUILDERS]
-    if operation not in known:
-        refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"operation: {operation!r}; one of {', '.join(known)}")
-    if not in_c:
+    attention_varlen(); "backward" and "decode" likewise, "append" those of KVCache.append() after the cache.
+    target_arch: answer for this GPU, 90 for sm_90, whether it is there or not; the arrays may be of any
+    device. Or the arguments of the C call: explain("forward", handle, problem). The answer is the JSON that
+    cuflash.h describes."""
+    if operation not in _BUILDERS:
+        refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"operation: {operation!r}; one of {', '.join(_BUILDERS)}")
+    if not any(isinstance(argument, Struct) for argument in arguments):
         call = _BUILDERS[operation](*arguments, query=True, **options)
-        call.structs[0].target_arch = integer("target_arch", target_arch, 32)
+        asking = next(struct for struct in call.structs if hasattr(struct, "target_arch"))
+        asking.target_arch = integer("target_arch", target_arch, 32)
         arguments = (None if target_arch else call.handle, *call.structs)
     query = getattr(raw, f"cuflash_{operation}_explain")
     needed = ctypes.c_size_t()
@@ -207,35 +213,6 @@ def explain(operation: str, *arguments: Any, target_arch: int = 0, **options: An
 
 
 # ---- the calls --------------------------------------------------------------------------------------
-
-
-class _Call:
-    """The arguments of a C call, with all that they point to."""
-
-    def __init__(self, arrays: Arrays, handle: Handle | None, *structs: Struct):
-        self.arrays = arrays
-        if not isinstance(handle, (Handle, type(None))):
-            raise TypeError(f"handle: {type(handle).__name__} is no cuflash.Handle")
-        self.handle = handle or handle_of(arrays.device)
-        self.structs = structs
-
-    def run(self, function) -> None:
-        check(function(self.handle, *self.structs, self.arrays.stream))
-        self.arrays.wait()
-
-    def output(self, *names: str) -> Any:
-        """What the caller gets: an array, of several names a tuple."""
-        results = tuple(self.arrays.output(name) for name in names)
-        return results if len(names) > 1 else results[0]
-
-
-def _read(stream: Any, query: bool, options: dict[str, Any], **arrays: Array | None) -> Arrays:
-    """The arrays of a call; those among its options give way to their views there."""
-    optional = {name: value for name, value in options.items()
-                if name in _problem.ARRAYS and not isinstance(value, (str, int, type(None)))}
-    result = Arrays(stream, query, **arrays, **optional)
-    options.update((name, result[name]) for name in optional)
-    return result
 
 
 def _extents(q: View, k: View, options: dict[str, Any]) -> _problem.Extents:
@@ -253,24 +230,24 @@ def _layout(layout: str, options: dict[str, Any]) -> str:
     return layout
 
 
-def _add_results(arrays: Arrays, q: View, v: View, layout: str, out_dtype: str | None, with_lse: bool,
+def _add_results(arrays: Arrays, q: View, head_dim_v: int, layout: str, out_dtype: str | None, with_lse: bool,
                  accumulate: bool) -> None:
     if accumulate and not ("out" in arrays and "lse" in arrays):
         refuse(raw.CUFLASH_ERROR_NULL_POINTER, "accumulate: needs out and lse, which hold what it adds to")
-    arrays.add_output("out", in_layout((*q.shape[:3], v.shape[3]), layout),
+    arrays.add_output("out", in_layout((*q.shape[:3], head_dim_v), layout),
                       _problem.output_dtype(out_dtype, q.dtype))
     if with_lse or "lse" in arrays:
         arrays.add_output("lse", _problem.row_shape(q, layout), "f32")
 
 
 def _forward(q, k, v, *, out=None, lse=None, return_lse=False, out_dtype=None, accumulate=False, layout="bhsd",
-             handle=None, stream=None, query=False, **options) -> _Call:
+             handle=None, stream=None, query=False, **options) -> Call:
     layout = _layout(layout, options)
-    arrays = _read(stream, query, options, q=q, k=k, v=v, out=out, lse=lse)
+    arrays = read(stream, query, options, q=q, k=k, v=v, out=out, lse=lse)
     q, k, v = (heads_first(arrays[name], layout) for name in ("q", "k", "v"))
-    _add_results(arrays, q, v, layout, out_dtype, return_lse, accumulate)
+    _add_results(arrays, q, v.shape[3], layout, out_dtype, return_lse, accumulate)
     extents = _extents(q, k, options)
-    return _Call(arrays, handle, _problem.attention(
+    return Call(arrays, handle, _problem.attention(
         q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), layout, extents,
         **_problem.options(extents, accumulate=accumulate, **options)))
 
@@ -282,7 +259,7 @@ def _gradient_names(return_d_bias: bool, return_d_sinks: bool, return_delta: boo
 
 def _backward(d_o, q, k, v, o, lse, *, d_lse=None, delta=None, return_d_bias=False, return_d_sinks=False,
               return_delta=False, out=None, out_dtype=None, accumulate=False, layout="bhsd", handle=None,
-              stream=None, query=False, **options) -> _Call:
+              stream=None, query=False, **options) -> Call:
     layout = _layout(layout, options)
     names = _gradient_names(return_d_bias, return_d_sinks, return_delta)
     given = dict(zip(names, out or ()))
@@ -295,7 +272,7 @@ def _backward(d_o, q, k, v, o, lse, *, d_lse=None, delta=None, return_d_bias=Fal
     for name in ("bias", "sinks"):
         if f"d_{name}" in names and options.get(name) is None:
             refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"return_d_{name}: without {name}")
-    arrays = _read(stream, query, options, q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse,
+    arrays = read(stream, query, options, q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse,
                    **{"delta": delta, **given})
     q, k, v, o, d_o = (heads_first(arrays[name], layout) for name in ("q", "k", "v", "o", "d_o"))
     extents = _extents(q, k, options)
@@ -308,14 +285,14 @@ def _backward(d_o, q, k, v, o, lse, *, d_lse=None, delta=None, return_d_bias=Fal
             arrays.add_output(name, arrays[like].shape, arrays[like].dtype, like)
     dq, dk, dv = (heads_first(arrays[name], layout) for name in ("dq", "dk", "dv"))
     further = {name: arrays.get(name) for name in ("d_lse", "delta", "bias", "d_bias", "sinks", "d_sinks")}
-    return _Call(arrays, handle, problem, _problem.gradients(
+    return Call(arrays, handle, problem, _problem.gradients(
         q, k, v, o, arrays["lse"], layout, d_o, dq, dk, dv, **further, delta_given=delta is not None,
         accumulate=accumulate))
 
 
-def _weights(q, k, lse, *, rows, out, layout, handle, stream, **options) -> _Call:
+def _weights(q, k, lse, *, rows, out, layout, handle, stream, **options) -> Call:
     _problem.check_layout(layout)
-    arrays = _read(stream, False, options, q=q, k=k, lse=lse, rows=rows, out=out)
+    arrays = read(stream, False, options, q=q, k=k, lse=lse, rows=rows, out=out)
     q, k = (heads_first(arrays[name], layout) for name in ("q", "k"))
     extents = _extents(q, k, options)
     num_rows = extents.len_q
@@ -323,25 +300,35 @@ def _weights(q, k, lse, *, rows, out, layout, handle, stream, **options) -> _Cal
         _problem.check_shape(arrays["rows"], ("R",))
         num_rows, = arrays["rows"].shape
     arrays.add_output("out", (extents.batch, extents.heads_q, num_rows, extents.len_k), "f32")
-    return _Call(arrays, handle, *_problem.weights(
+    return Call(arrays, handle, *_problem.weights(
         q, k, arrays["lse"], arrays["out"], num_rows, arrays.get("rows"), layout, extents,
         **_problem.options(extents, **options)))
 
 
-def _decode(q, k_cache, v_cache, *, lengths=None, num_splits=0, out=None, lse=None, return_lse=False,
+def _decode(q, k_cache, v_cache=None, *, lengths=None, num_splits=0, out=None, lse=None, return_lse=False,
             out_dtype=None, accumulate=False, layout="bhsd", handle=None, stream=None, query=False,
-            **options) -> _Call:
+            **options) -> Call:
     _problem.check_layout(layout)
-    arrays = _read(stream, query, options, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, out=out,
-                   lse=lse)
-    q, k, v = (heads_first(arrays[name], layout) for name in ("q", "k_cache", "v_cache"))
-    _add_results(arrays, q, v, layout, out_dtype, return_lse, accumulate)
-    extents = _extents(q, k, options)
-    problem, cache = _problem.decode(
-        q, k, v, heads_first(arrays["out"], layout), arrays.get("lse"), arrays.get("lengths"), layout,
-        extents, num_splits=integer("num_splits", num_splits, 32),
-        **_problem.options(extents, accumulate=accumulate, **options))
-    return _Call(arrays, handle, problem, cache)
+    if isinstance(k_cache, KVCache):
+        for name, value in (("v_cache", v_cache), ("lengths", lengths)):
+            if value is not None:
+                refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: beside a {type(k_cache).__name__}, which has its own")
+        cache = k_cache
+    else:
+        cache = KVCache(k_cache, v_cache, lengths=lengths, layout=layout)
+        if v_cache is None:
+            refuse(raw.CUFLASH_ERROR_NULL_POINTER, "v_cache: None; an array, or a KVCache in place of k_cache")
+    arrays = read(stream, query, options, q=q, out=out, lse=lse, **cache.arrays())
+    q = heads_first(arrays["q"], layout)
+    stored = cache.read(arrays, q.shape[0], q.shape[1], q.shape[3])
+    _add_results(arrays, q, stored.head_dim_v, layout, out_dtype, return_lse, accumulate)
+    extents = _problem.Extents(q.shape[0], q.shape[1], stored.heads_kv, q.shape[2], stored.max_len)
+    fields = _problem.options(extents, accumulate=accumulate, **options)
+    fields["flags"] |= stored.problem_flags
+    problem = _problem.decode(q, heads_first(arrays["out"], layout), arrays.get("lse"), layout, extents,
+                              stored.head_dim_v, num_splits=integer("num_splits", num_splits, 32), **fields)
+    return Call(arrays, handle, problem, stored.struct)
 
 
-_BUILDERS: dict[str, Callable[..., _Call]] = {"forward": _forward, "backward": _backward, "decode": _decode}
+_BUILDERS: dict[str, Callable[..., Call]] = {
+    "forward": _forward, "backward": _backward, "decode": _decode, "append": append}

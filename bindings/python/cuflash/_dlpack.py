@@ -15,7 +15,8 @@ VERSION = (1, 0)  # of the newest capsules read here
 _READ_ONLY = 1
 
 #: (DLDataTypeCode, bits) -> name
-DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (0, 32): "i32", (0, 64): "i64", (1, 64): "u64"}
+DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (0, 8): "int8", (0, 32): "i32", (0, 64): "i64",
+          (1, 8): "uint8", (1, 32): "u32", (1, 64): "u64", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2"}
 
 
 class Tensor(ctypes.Structure):

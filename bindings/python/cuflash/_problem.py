@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypedDict
 
+from . import _dlpack
 from . import _raw as raw
 from ._arrays import FLOATS, Array, View, refuse, spelled
 from ._errors import integer
@@ -24,6 +25,8 @@ class Options(TypedDict, total=False):
     alibi_slopes: Array | None
     bias: Array | None
     sinks: Array | None
+    tree_mask: Array | None
+    tree_mask_len: int | None
     dropout_p: float
     dropout_seed: int | Array
     dropout_offset: int | Array
@@ -33,10 +36,11 @@ class Options(TypedDict, total=False):
     kernel: str | None
     deterministic: bool
     batch_invariant: bool
+    sm_margin: int
 
 
 #: arguments of options() and extents() that are arrays, or may be
-ARRAYS = ("align", "alibi_slopes", "bias", "sinks", "dropout_seed", "dropout_offset", "cu_seqlens_q",
+ARRAYS = ("align", "alibi_slopes", "bias", "sinks", "tree_mask", "dropout_seed", "dropout_offset", "cu_seqlens_q",
           "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
 
 
@@ -60,10 +64,7 @@ def from_layout(extents: tuple, layout: str, batch: int) -> tuple:
 
 def heads_first(view: View, layout: str, parts: bool = False) -> View:
     """The view as [..., H, S, D] with contiguous channels; the parts of a merge come first."""
-    letters = "P" * parts + layout.upper()
-    if len(view.shape) != len(letters):
-        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
-               f"{view.name}: {len(view.shape)} dimensions {view.shape}; {len(letters)}: [{', '.join(letters)}]")
+    check_rank(view, "P" * parts + layout.upper())
     check_floats(view)
     if layout == "bhsd":
         return view
@@ -71,11 +72,21 @@ def heads_first(view: View, layout: str, parts: bool = False) -> View:
                 from_layout(view.strides, layout, 0), view.dtype, view.writable, view.owner)
 
 
+def check_rank(view: View, letters: str) -> None:
+    if len(view.shape) != len(letters):
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
+               f"{view.name}: {len(view.shape)} dimensions {view.shape}; {len(letters)}: [{', '.join(letters)}]")
+
+
 def check_floats(view: View) -> None:
     """Of a dtype to compute with, contiguous along the last dimension."""
     if view.dtype not in FLOATS:
         refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE,
                f"{view.name}: {spelled(view.dtype)}; float32, float16 or bfloat16")
+    check_contiguous(view)
+
+
+def check_contiguous(view: View) -> None:
     if view.strides[-1] != (1 if view.shape[-1] > 1 else 0):
         refuse(raw.CUFLASH_ERROR_INVALID_VALUE,
                f"{view.name}: strides {view.strides}; the last dimension must be contiguous")
@@ -147,11 +158,29 @@ def strided_as(view: View, model: View) -> int:
 
 def integers(view: View, count: int) -> int:
     """The address of a dense int32 [count]."""
-    check_shape(view, (count,))
-    if view.dtype != "i32" or view.strides != (1 if count > 1 else 0,):
+    return dense(view, (count,), "i32")
+
+
+def dense(view: View, wanted: tuple, dtype: str) -> int:
+    """The address of a dense array; wanted as in check_shape()."""
+    check_shape(view, wanted)
+    strides = tuple([s if n > 1 else 0 for n, s in zip(view.shape, _dlpack.dense(view.shape))])
+    if view.dtype != dtype or view.strides != strides:
         refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE,
-               f"{view.name}: {spelled(view.dtype)} with strides {view.strides}; contiguous int32")
+               f"{view.name}: {spelled(view.dtype)} with strides {view.strides}; contiguous {spelled(dtype)}")
     return view.pointer
+
+
+def repeated(view: View, wanted: tuple) -> tuple[int, ...]:
+    """The strides of an array that repeats, as NumPy would, along all dimensions but its last; a letter there
+    is for what is free."""
+    missing = len(wanted) - len(view.shape)
+    given = zip(view.shape[:-1], wanted[missing:-1])
+    if not 0 <= missing < len(wanted) or any(n not in (1, w) for n, w in given) or (
+            isinstance(wanted[-1], int) and view.shape[-1] != wanted[-1]):
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
+               f"{view.name}: shape {view.shape}; ({', '.join(map(str, wanted))}), or 1 in place of all but the last")
+    return (0,) * missing + view.strides
 
 
 class Extents(NamedTuple):
@@ -179,11 +208,12 @@ def extents(q: View, k: View, cu_seqlens_q: View | None = None, max_len_q: int =
 
 def options(extents: Extents, *, causal: bool = False, scale: float | None = None, window: tuple | None = None,
             align: str | int | View = "bottom-right", softcap: float = 0.0, alibi_slopes: View | None = None,
-            bias: View | None = None, sinks: View | None = None, dropout_p: float = 0.0,
-            dropout_seed: int | View = 0, dropout_offset: int | View = 0, cu_seqlens_q: View | None = None,
-            cu_seqlens_k: View | None = None, seqused_q: View | None = None, seqused_k: View | None = None,
-            leftpad_k: View | None = None, kernel: str | None = None, deterministic: bool = False,
-            batch_invariant: bool = False, accumulate: bool = False) -> dict[str, Any]:
+            bias: View | None = None, sinks: View | None = None, tree_mask: View | None = None,
+            tree_mask_len: int | None = None, dropout_p: float = 0.0, dropout_seed: int | View = 0,
+            dropout_offset: int | View = 0, cu_seqlens_q: View | None = None, cu_seqlens_k: View | None = None,
+            seqused_q: View | None = None, seqused_k: View | None = None, leftpad_k: View | None = None,
+            kernel: str | None = None, deterministic: bool = False, batch_invariant: bool = False,
+            sm_margin: int = 0, accumulate: bool = False) -> dict[str, Any]:
     """The fields of a problem beside its extents and tensors. New features of the library are added here."""
     fields: dict[str, Any] = {"flags": 0}  # only what is given: each field set costs a fraction of a microsecond
     if causal:
@@ -215,6 +245,8 @@ def options(extents: Extents, *, causal: bool = False, scale: float | None = Non
         fields.update(_bias(bias, extents))
     if sinks is not None:
         fields.update(_sinks(sinks, extents))
+    if tree_mask is not None:
+        fields.update(_tree_mask(tree_mask, tree_mask_len, extents))
     if dropout_p:
         fields.update(dropout_p=dropout_p, **_random("dropout_seed", dropout_seed),
                       **_random("dropout_offset", dropout_offset))
@@ -226,6 +258,8 @@ def options(extents: Extents, *, causal: bool = False, scale: float | None = Non
             fields[name] = integers(view, count)
     if kernel is not None:
         fields["kernel"] = kernel.encode()
+    if sm_margin:
+        fields["sm_margin"] = integer("sm_margin", sm_margin, 32)
     if leftpad_k is not None:
         fields["flags"] |= raw.CUFLASH_PROBLEM_LEFT_PADDED
     if deterministic:
@@ -252,17 +286,10 @@ def _slopes(view: View, extents: Extents) -> dict[str, Any]:
 
 
 def _bias(view: View, extents: Extents) -> dict[str, Any]:
-    """Repeated as NumPy would; only the keys must be there in full."""
-    wanted = (extents.batch, extents.heads_q, extents.len_q, extents.len_k)
-    missing = 4 - len(view.shape)
-    given = zip(view.shape[:-1], wanted[missing:-1])
-    if not 0 <= missing < 4 or view.shape[-1] != wanted[-1] or any(n not in (1, w) for n, w in given):
-        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
-               f"bias: shape {view.shape}; ({', '.join(map(str, wanted))}), or 1 in place of all but the last")
+    batch, head, row, _ = repeated(view, (extents.batch, extents.heads_q, extents.len_q, extents.len_k))
     check_floats(view)
     if 0 in view.shape:
         return {}
-    batch, head, row = ((0,) * missing + view.strides)[:3]
     return {"bias": view.pointer, "bias_dtype": FLOATS[view.dtype], "bias_batch_stride": batch,
             "bias_head_stride": head, "bias_row_stride": row}
 
@@ -273,6 +300,22 @@ def _sinks(view: View, extents: Extents) -> dict[str, Any]:
     if 0 in view.shape:
         return {}
     return {"sinks": view.pointer, "sinks_dtype": FLOATS[view.dtype]}
+
+
+def _tree_mask(view: View, length: int | None, extents: Extents) -> dict[str, Any]:
+    """Words of bits for the last `length` keys."""
+    length = extents.len_q if length is None else integer("tree_mask_len", length)
+    batch, row, _ = repeated(view, (extents.batch, extents.len_q, "words"))
+    if view.dtype not in ("u32", "i32"):
+        refuse(raw.CUFLASH_ERROR_UNSUPPORTED_DTYPE, f"tree_mask: {spelled(view.dtype)}; uint32 or int32")
+    check_contiguous(view)
+    if 32 * view.shape[-1] < length:
+        refuse(raw.CUFLASH_ERROR_DIMENSION_MISMATCH,
+               f"tree_mask: {view.shape[-1]} words, {32 * view.shape[-1]} bits for {length} keys")
+    if length == 0 or 0 in view.shape:
+        return {}
+    return {"tree_mask": view.pointer, "tree_mask_len": length, "tree_mask_batch_stride": batch,
+            "tree_mask_row_stride": row}
 
 
 def _random(name: str, value: int | View) -> dict[str, Any]:
@@ -332,23 +375,44 @@ def gradients(q: View, k: View, v: View, o: View, lse: View, layout: str, d_o: V
         d_o=tensor(d_o), dq=tensor(dq), dk=tensor(dk), dv=tensor(dv), **further)
 
 
-def decode(q: View, k: View, v: View, o: View, lse: View | None, lengths: View | None, layout: str,
-           extents: Extents, **fields: Any) -> tuple[raw.cuflash_problem_t, raw.cuflash_kv_cache_t]:
-    """The problem and the cache, whose entries may be more than the sequences."""
-    head_dim = q.shape[3]
-    check_shape(k, ("entries", "Hkv", "max_len", head_dim), layout)
-    check_shape(v, (*k.shape[:3], "Dv"), layout)
-    check_shape(o, (*q.shape[:3], v.shape[3]), layout)
-    check_some(k, k.shape[0], "entries", extents.batch)
-    check_some(k, k.shape[1], "heads", q.shape[1])
-    check_some(v, v.shape[3], "channels", head_dim)
-    problem = raw.cuflash_problem_t.new(
-        **extents._replace(len_k=0)._asdict(), head_dim=head_dim, head_dim_v=v.shape[3], q=tensor(q), o=tensor(o),
+def decode(q: View, o: View, lse: View | None, layout: str, extents: Extents, head_dim_v: int,
+           **fields: Any) -> raw.cuflash_problem_t:
+    """The problem; the cache is KVCache's to tell."""
+    check_shape(o, (*q.shape[:3], head_dim_v), layout)
+    return raw.cuflash_problem_t.new(
+        **extents._replace(len_k=0)._asdict(), head_dim=q.shape[3], head_dim_v=head_dim_v, q=tensor(q), o=tensor(o),
         **row_stats(lse, q.shape[:3], "lse", "lse"), **fields)
-    cache = raw.cuflash_kv_cache_t.new(
-        k=tensor(k), v=tensor(v), max_len=k.shape[2], num_pages=k.shape[0],
-        lengths=None if lengths is None else integers(lengths, extents.batch))
-    return problem, cache
+
+
+def append(k: View, v: View | None, q: View | None, q_out: View | None, layout: str, heads_kv: int, head_dim_v: int, *,
+           positions: View | None, slot_mapping: View | None, cos: View | None, sin: View | None, interleaved: bool,
+           q_norm_weight: View | None, k_norm_weight: View | None, norm_epsilon: float) -> raw.cuflash_kv_append_t:
+    batch, _, length, head_dim = k.shape
+    check_shape(k, (batch, heads_kv, length, head_dim), layout)
+    fields: dict[str, Any] = {"k": tensor(k)}
+    if v is not None:
+        check_shape(v, (*k.shape[:3], head_dim_v), layout)
+        fields.update(v=tensor(v), head_dim_v=head_dim_v)
+    if q is not None and q_out is not None:
+        check_shape(q, (batch, "Hq", length, head_dim), layout)
+        check_shape(q_out, q.shape, layout)
+        fields.update(q=tensor(q), q_out=tensor(q_out), heads_q=q.shape[1])
+    if positions is not None:
+        fields["positions"] = dense(positions, (batch, length), "i32")
+    if slot_mapping is not None:
+        fields["slot_mapping"] = dense(slot_mapping, (batch, length), "i64")
+    if cos is not None:
+        fields["cos"] = dense(cos, ("max_position", "rotary_dim / 2"), "f32")
+        check_some(cos, cos.shape[1], "channels", head_dim)
+        fields.update(max_position=cos.shape[0], rotary_dim=2 * cos.shape[1])
+    if sin is not None:
+        fields["sin"] = dense(sin, ("max_position", "rotary_dim / 2") if cos is None else cos.shape, "f32")
+    for name, weight in (("q_norm_weight", q_norm_weight), ("k_norm_weight", k_norm_weight)):
+        if weight is not None:
+            fields[name] = dense(weight, (head_dim,), k.dtype)
+    return raw.cuflash_kv_append_t.new(
+        flags=raw.CUFLASH_APPEND_INTERLEAVED if interleaved else 0, batch=batch, heads_kv=heads_kv, len=length,
+        head_dim=head_dim, norm_epsilon=norm_epsilon, **fields)
 
 
 def merge(parts: View, lse_parts: View, o: View, lse: View, base2: bool,

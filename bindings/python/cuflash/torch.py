@@ -20,6 +20,7 @@ from . import _attention as _arrays_layer
 from . import _problem
 from . import _raw as raw
 from ._arrays import Arrays, View
+from ._cache import KVCache
 from ._errors import check, integer
 from ._handle import handle_of
 
@@ -228,11 +229,11 @@ except ImportError:  # a PyTorch without CUDA has no CUDA tensors either
     _current_stream = None  # type: ignore[assignment]
 
 
-def _views(**tensors: Tensor | None) -> list:
+def _views(**tensors: Tensor) -> list:
     """Views for a plan; here the shapes are checked, and that the devices agree."""
     with torch.no_grad():
         arrays = Arrays(0, False, **tensors)
-    return [arrays.get(name) if name in ("lse", "lengths") else _problem.heads_first(arrays[name], "bhsd")
+    return [arrays[name] if name == "lse" else _problem.heads_first(arrays[name], "bhsd")
             for name in tensors]
 
 
@@ -340,10 +341,17 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
     plan = _plans.get(key)
     if plan is None:
         lse = _row_stats(q)
-        views = _views(q=q, k_cache=k_cache, v_cache=v_cache, o=_result_like(q, v_cache), lse=lse,
-                       lengths=lengths)
-        problem, cache = _problem.decode(*views, "bhsd", num_splits=num_splits, **_fields(
-            *views[:2], causal, scale, window_left, window_right, align, offset))
+        o, model = _result_like(q, v_cache), KVCache(k_cache, v_cache, lengths=lengths)
+        with torch.no_grad():
+            arrays = Arrays(0, False, q=q, o=o, lse=lse, **model.arrays())
+        q_view, o_view = (_problem.heads_first(arrays[name], "bhsd") for name in ("q", "o"))
+        batch, heads, len_q, head_dim = q_view.shape
+        stored = model.read(arrays, batch, heads, head_dim)
+        extents = _problem.Extents(batch, heads, stored.heads_kv, len_q, stored.max_len)
+        cache = stored.struct
+        problem = _problem.decode(q_view, o_view, arrays["lse"], "bhsd", extents, stored.head_dim_v,
+                                  num_splits=num_splits, **_problem.options(extents, **_masked_by(
+                                      causal, scale, window_left, window_right, align, offset)))
         plan = _plans.add(key, (handle_of(device), problem, cache, problem.q, problem.o, cache.k, cache.v,
                                 _maker_of(q, v_cache), _model_of(lse)))
     handle, problem, cache, q_struct, o_struct, k_struct, v_struct, like, lse = plan
