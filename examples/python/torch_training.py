@@ -1,4 +1,5 @@
-"""A PyTorch module whose attention is cuflash: trained, compiled, and replayed from a CUDA graph.
+"""A PyTorch module whose attention is cuflash: trained, compiled, replayed from a CUDA graph, and token by token over a
+cache in pages.
 
 python examples/python/torch_training.py    with the package installed, or PYTHONPATH=bindings/python
 
@@ -45,6 +46,25 @@ def replayed(module: SelfAttention, x):
     return o
 
 
+def next_token(module: SelfAttention, x, cache):
+    """x [B, 1, width], the newest token: into the cache, then over all that is there."""
+    q, k, v = module.project(x).unflatten(-1, (3, module.heads, -1)).unbind(2)
+    cuflash_torch.append(cache, k, v, layout="bshd")
+    cache.lengths = cache.lengths + 1
+    return cuflash_torch.decode(q, cache, layout="bshd").flatten(2)
+
+
+def token_by_token(module: SelfAttention, x, page_size=16):
+    batch, length, width = x.shape
+    columns = -(-length // page_size)
+    pool = x.new_zeros(2, batch * columns, page_size, module.heads, width // module.heads)
+    table = torch.randperm(batch * columns, dtype=torch.int32, device=x.device).view(batch, columns)
+    lengths = torch.zeros(batch, dtype=torch.int32, device=x.device)
+    cache = cuflash.PagedKVCache(*pool, table, lengths=lengths, layout="bshd")
+    with torch.no_grad():
+        return torch.cat([next_token(module, x[:, i:i + 1], cache) for i in range(length)], dim=1)
+
+
 def main() -> int:
     has_cuda = any(kernel.built and not kernel.on_cpu for kernel in cuflash.kernels())
     device = "cuda" if torch.cuda.is_available() and has_cuda else "cpu"
@@ -60,7 +80,9 @@ def main() -> int:
     error = ((got - wanted).abs().max() / wanted.abs().max()).item()
 
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    outputs = [compiled(x), replayed(module, x)] if device == "cuda" else [compiled(x)]
+    outputs = [compiled(x), token_by_token(module, x)]
+    if device == "cuda":
+        outputs.append(replayed(module, x))
     error = max([error, *((o - module(x)).abs().max().item() for o in outputs)])
     print(f"{device}: largest difference from torch and between the ways {error:.1e}")
     return 0 if error < 1e-4 else 1

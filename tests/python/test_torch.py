@@ -601,3 +601,165 @@ def test_overhead(device, record_property):
     record_property("overhead", text)
     print(text)
     assert call - c_call < 60
+
+
+# ---- caches -----------------------------------------------------------------------------------------------
+
+LENGTHS, PAGE, COLUMNS = [9, 14], 4, 4
+
+
+def pages(device, dtype=torch.float32, dim_v=32, **further):
+    """A cache of two sequences in pages of random order, and all of its keys and values in fp64, padded."""
+    generator = torch.Generator().manual_seed(8)
+    table = torch.randperm(9, generator=generator)[:8].view(2, COLUMNS)
+    pools, whole = [], []
+    for dim in (32, dim_v):
+        pool = torch.randn((9, 2, PAGE, dim), generator=generator)
+        pool = (40 * pool).clamp(-128, 127).to(dtype) if dtype == torch.int8 else pool.to(dtype)
+        pools.append(pool.to(device))
+        whole.append(pool.double()[table].transpose(1, 2).reshape(2, 2, PAGE * COLUMNS, dim).to(device))
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+    cache = cuflash.PagedKVCache(*pools, table.to(torch.int32).to(device), lengths=lengths, **further)
+    return cache, whole
+
+
+def exact_decode(q, k, v, lengths, causal=False):
+    return torch.cat([exact(q[b:b + 1], k[b:b + 1, :, :n], v[b:b + 1, :, :n], causal)
+                      for b, n in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_decode_over_pages(device, layout):
+    cache, (k, v) = pages(device, dim_v=24)
+    q = normal(device, 2, 4, 3, 32)
+    given = q if layout == "bhsd" else q.transpose(1, 2).contiguous()
+    for lengths in (LENGTHS, [3, 16]):  # the second by the structs of the first
+        cache.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
+        o, lse = cuflash_torch.decode(given, cache, causal=True, return_lse=True, layout=layout)
+        o = o if layout == "bhsd" else o.transpose(1, 2)
+        near(o, exact_decode(q, k, v, lengths, causal=True))
+        again, lse_again = cuflash.decode(q, cache, causal=True, return_lse=True)
+        assert torch.equal(o, again) and torch.equal(lse, lse_again)
+    cache.v = None
+    near(cuflash_torch.decode(q, cache), exact_decode(q, k, k, lengths))
+    with pytest.raises(NotImplementedError, match="cache_decode has no gradient"):
+        cuflash_torch.decode(q.clone().requires_grad_(), cache).sum().backward()
+
+
+def test_decode_of_codes(device):
+    scale = normal(device, 9, 2, 1, 1).abs() / 40
+    cache, (k, v) = pages(device, torch.int8, k_scale=scale, v_scale=scale)
+    of_slots = scale.double()[cache.block_table.long()].transpose(1, 2).expand(2, 2, COLUMNS, PAGE, 1)
+    k, v = (x * of_slots.reshape(2, 2, -1, 1) for x in (k, v))
+    q = normal(device, 2, 4, 1, 32)
+    near(cuflash_torch.decode(q, cache), exact_decode(q, k, v, LENGTHS))
+    rounded = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    cache = cuflash.KVCache(*rounded, lengths=cache.lengths)
+    wanted = exact_decode(q, *(x.double() for x in rounded), LENGTHS)
+    near(cuflash_torch.decode(q, cache), wanted)
+    cache.k, cache.k_dtype = cache.k.view(torch.uint8), "float8_e4m3fn"
+    near(cuflash_torch.decode(q, cache), wanted)
+
+
+def test_tree_mask(device):
+    """A word for each row, in every operator that takes one."""
+    q, k, v = tensors(device, shape_q=(2, 4, 3, 32))
+    words = torch.tensor([0b001, 0b011, 0b101], dtype=torch.int32, device=device).view(1, 3, 1)
+    seen = torch.ones(3, 33, dtype=torch.bool, device=device)
+    seen[:, 30:] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    bias = torch.where(seen, 0.0, float("-inf"))
+    wanted = cuflash_torch.attention(q, k, v, bias=bias)
+    near(cuflash_torch.attention(q, k, v, tree_mask=words), wanted)
+    near(cuflash_torch.decode(q, k, v, tree_mask=words), wanted)
+    near(cuflash_torch.decode(q, cuflash.KVCache(k, v), tree_mask=words, tree_mask_len=3, sinks=torch.full(
+        (4,), -float("inf"), device=device), batch_invariant=True, sm_margin=2), wanted)
+    with pytest.raises(cuflash.UnsupportedError, match="tree_mask"):
+        cuflash_torch.attention(q.requires_grad_(), k, v, tree_mask=words).sum().backward()
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_append(device, layout):
+    """As cache.append(), whose values other tests look at; q into new memory, into q_out and in place."""
+    order = (lambda x: x) if layout == "bhsd" else (lambda x: x.transpose(1, 2).contiguous())
+    k, v, q = (order(normal(device, 2, heads, 2, 32)) for heads in (2, 2, 4))
+    turns = torch.arange(16.0, device=device)[:, None] * torch.rand(8, device=device)
+    options = {"cos": turns.cos(), "sin": turns.sin(), "interleaved": True, "layout": layout}
+    (wanted, _), (cache, _) = pages(device), pages(device)
+    wanted_q = wanted.append(k, v, q=q, **options)
+    q_new = cuflash_torch.append(cache, k, v, q=q, **options)
+    assert torch.equal(q_new, wanted_q) and q_new.shape == q.shape and not torch.equal(q_new, q)
+    for got, other in ((cache.k, wanted.k), (cache.v, wanted.v)):
+        assert torch.equal(got, other)
+    assert cuflash_torch.append(cache, k, v, **options) is None
+    out = torch.empty_like(q)
+    cuflash_torch.append(cache, k, q=q, q_out=out, **options)
+    assert torch.equal(out, wanted_q)
+    cuflash_torch.append(cache, k, v, q=q, q_out=q, **options)
+    assert torch.equal(q, wanted_q)
+    assert cache.lengths.tolist() == LENGTHS
+
+
+def step(q, k, v, cache):
+    q = cuflash_torch.append(cache, k, v, q=q)
+    cache.lengths = cache.lengths + 1
+    return cuflash_torch.decode(q, cache, scale=0.2)
+
+
+def test_compiled_step(device):
+    """A token appended and attended to, in one graph."""
+    torch._dynamo.reset()
+    (wanted, _), (cache, (k, v)) = pages(device), pages(device)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for i in range(2):
+        token = [normal(device, 2, heads, 1, 32) + i for heads in (4, 2, 2)]
+        assert torch.equal(compiled(*token, cache), step(*token, wanted))
+    assert torch.equal(cache.k, wanted.k) and cache.lengths.tolist() == [n + 2 for n in LENGTHS]
+
+
+def test_opcheck_of_caches(device):
+    cache, _ = pages(device, dim_v=24)
+    q, k, v = normal(device, 2, 4, 1, 32), normal(device, 2, 2, 1, 32), normal(device, 2, 2, 1, 24)
+    given = {"block_table": cache.block_table, "lengths": cache.lengths}
+    torch.library.opcheck(OPERATORS.cache_decode.default, (q, cache.k, cache.v), given)
+    torch.library.opcheck(OPERATORS.cache_decode.default, (q, cache.k), {**given, "head_dim_v": 16, "softcap": 2.0})
+    torch.library.opcheck(OPERATORS.cache_append.default, (k, v, q, torch.empty_like(q), cache.k, cache.v), given)
+    torch.library.opcheck(OPERATORS.cache_append.default, (k, None, None, q, cache.k, None), given)
+
+
+def test_graph_of_a_step():
+    """A captured step that appends and attends, replayed with other lengths."""
+    gpu()
+    (wanted, _), (cache, _) = pages("cuda", torch.float16), pages("cuda", torch.float16)
+    q, k, v = (normal("cuda", 2, heads, 1, 32, dtype=torch.float16) for heads in (4, 2, 2))
+
+    def once(of):
+        rotated = cuflash_torch.append(of, k, v, q=q)
+        of.lengths += 1
+        return cuflash_torch.decode(rotated, of)
+
+    graph = torch.cuda.CUDAGraph()
+    once(pages("cuda", torch.float16)[0])
+    with torch.cuda.graph(graph):
+        o = once(cache)
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(o, once(wanted))
+    assert cache.lengths.tolist() == wanted.lengths.tolist()
+
+
+def test_bad_caches(device):
+    cache, _ = pages(device)
+    q, k = normal(device, 2, 4, 1, 32), normal(device, 2, 2, 1, 32)
+    for call, message in (
+            (lambda: cuflash_torch.decode(q, cache.k), "v_cache: None"),
+            (lambda: cuflash_torch.decode(q, cache, cache.v), "v_cache: beside a PagedKVCache"),
+            (lambda: cuflash_torch.decode(q[:1], cache), "block_table: shape"),
+            (lambda: cuflash_torch.decode(q, cuflash.PagedKVCache(cache.k, cache.v)), "block_table, or indptr"),
+            (lambda: cuflash_torch.decode(q, cache, tree_mask=k), "tree_mask: "),
+            (lambda: cuflash_torch.append(cache, k[..., :16]), "k_cache: shape"),
+            (lambda: cuflash_torch.append(cache, k, cos=torch.ones(9, 16, device=device)), "append.sin: is NULL"),
+            (lambda: OPERATORS.cache_decode(q, cache.k, cache.v, block_table=cache.block_table,
+                                            batch_idx=cache.lengths), "batch_idx: of a cache in pages"),
+            (lambda: cuflash_torch.append(cache, k, layout="hnd"), "layout: 'hnd'")):
+        with pytest.raises(cuflash.ArgumentError, match=message):
+            call()

@@ -160,7 +160,7 @@ def decode(
     S > 1.
     num_splits: parts along the keys, 0: chosen. Everything else as in attention(), with max_len for Sk;
     lengths stand for seqused_k, and there is no leftpad_k."""
-    call = _decode(q, k_cache, v_cache, lengths=lengths, num_splits=num_splits, out=out, lse=lse,
+    call = decode_call(q, k_cache, v_cache, lengths=lengths, num_splits=num_splits, out=out, lse=lse,
                    return_lse=return_lse, out_dtype=out_dtype, accumulate=accumulate, layout=layout,
                    handle=handle, stream=stream, **options)
     call.run(raw.cuflash_attention_decode)
@@ -305,19 +305,23 @@ def _weights(q, k, lse, *, rows, out, layout, handle, stream, **options) -> Call
         **_problem.options(extents, **options)))
 
 
-def _decode(q, k_cache, v_cache=None, *, lengths=None, num_splits=0, out=None, lse=None, return_lse=False,
+def cache_of(k_cache, v_cache, lengths, layout: str) -> KVCache:
+    """The cache of a call, which may be given as arrays."""
+    if not isinstance(k_cache, KVCache):
+        if v_cache is None:
+            refuse(raw.CUFLASH_ERROR_NULL_POINTER, "v_cache: None; an array, or a KVCache in place of k_cache")
+        return KVCache(k_cache, v_cache, lengths=lengths, layout=layout)
+    for name, value in (("v_cache", v_cache), ("lengths", lengths)):
+        if value is not None:
+            refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: beside a {type(k_cache).__name__}, which has its own")
+    return k_cache
+
+
+def decode_call(q, k_cache, v_cache=None, *, lengths=None, num_splits=0, out=None, lse=None, return_lse=False,
             out_dtype=None, accumulate=False, layout="bhsd", handle=None, stream=None, query=False,
             **options) -> Call:
     _problem.check_layout(layout)
-    if isinstance(k_cache, KVCache):
-        for name, value in (("v_cache", v_cache), ("lengths", lengths)):
-            if value is not None:
-                refuse(raw.CUFLASH_ERROR_INVALID_VALUE, f"{name}: beside a {type(k_cache).__name__}, which has its own")
-        cache = k_cache
-    else:
-        cache = KVCache(k_cache, v_cache, lengths=lengths, layout=layout)
-        if v_cache is None:
-            refuse(raw.CUFLASH_ERROR_NULL_POINTER, "v_cache: None; an array, or a KVCache in place of k_cache")
+    cache = cache_of(k_cache, v_cache, lengths, layout)
     arrays = read(stream, query, options, q=q, out=out, lse=lse, **cache.arrays())
     q = heads_first(arrays["q"], layout)
     stored = cache.read(arrays, q.shape[0], q.shape[1], q.shape[3])
@@ -331,4 +335,4 @@ def _decode(q, k_cache, v_cache=None, *, lengths=None, num_splits=0, out=None, l
 
 
 _BUILDERS: dict[str, Callable[..., Call]] = {
-    "forward": _forward, "backward": _backward, "decode": _decode, "append": append}
+    "forward": _forward, "backward": _backward, "decode": decode_call, "append": append}

@@ -3,9 +3,9 @@
     from cuflash import torch as cuflash_torch
     o = cuflash_torch.attention(q, k, v, causal=True)
 
-The operators torch.ops.cuflash.attention_forward, attention_backward and decode, and the first two with
-the prefix general_ for all options, are made with torch.library alone: no extension is compiled, and
-one package serves every PyTorch. CUDA calls are enqueued on torch's current stream. Under
+The operators torch.ops.cuflash.attention_forward, attention_backward and decode, the first two with the prefix
+general_ for all options, and cache_decode and cache_append for caches, are made with torch.library alone: no
+extension is compiled, and one package serves every PyTorch. CUDA calls are enqueued on torch's current stream. Under
 torch.use_deterministic_algorithms(True) results are bitwise equal from run to run.
 """
 from __future__ import annotations
@@ -19,23 +19,29 @@ from torch import Tensor
 from . import _attention as _arrays_layer
 from . import _problem
 from . import _raw as raw
-from ._arrays import Arrays, View
-from ._cache import KVCache
+from ._arrays import Arrays, View, refuse
+from ._cache import KVCache, PagedKVCache
 from ._errors import check, integer
 from ._handle import handle_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["attention", "attention_varlen", "decode"]
+__all__ = ["append", "attention", "attention_varlen", "decode"]
 
 _OPTIONS = ("bool causal=False, float? scale=None, int? window_left=None, int? window_right=None, "
             'str align="bottom-right", int? offset=None')
 # First those with gradients, then the slopes, whose gradient is refused, then integers.
 _TENSOR_OPTIONS = ("bias", "sinks", "alibi_slopes", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
-                   "seqused_k", "leftpad_k")
+                   "seqused_k", "leftpad_k", "tree_mask")
+_MODES = "SymInt? tree_mask_len=None, bool batch_invariant=False, int sm_margin=0"
 _GENERAL_OPTIONS = (", ".join(f"Tensor? {name}=None" for name in _TENSOR_OPTIONS)
-                    + ", SymInt max_len_q=0, SymInt max_len_k=0, float softcap=0.0, float dropout_p=0.0, " + _OPTIONS)
+                    + ", SymInt max_len_q=0, SymInt max_len_k=0, float softcap=0.0, float dropout_p=0.0, "
+                    + f"{_MODES}, {_OPTIONS}")
+_CACHE_TENSORS = ("lengths", "batch_idx", "block_table", "indptr", "indices", "k_scale", "v_scale", "k_zero", "v_zero")
+_CACHE = (", ".join(f"Tensor? {name}=None" for name in _CACHE_TENSORS)
+          + ', str? k_dtype=None, str? v_dtype=None, SymInt? head_dim_v=None, SymInt? max_len=None, '
+          'str cache_layout="bhsd"')
 _SCHEMAS = (
     f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     "attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
@@ -45,6 +51,13 @@ _SCHEMAS = (
     f"general_attention_forward(Tensor q, Tensor k, Tensor v, {_GENERAL_OPTIONS}) -> (Tensor, Tensor)",
     "general_attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool with_d_bias, "
     f"bool with_d_sinks, {_GENERAL_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"cache_decode(Tensor q, Tensor k_cache, Tensor? v_cache=None, {_CACHE}, Tensor? alibi_slopes=None, "
+    f"Tensor? bias=None, Tensor? sinks=None, Tensor? tree_mask=None, {_MODES}, float softcap=0.0, int num_splits=0, "
+    f"{_OPTIONS}) -> (Tensor, Tensor)",
+    # Without q it is q_out itself that is normed and rotated.
+    f"cache_append(Tensor k, Tensor? v, Tensor? q, Tensor(a!)? q_out, Tensor(b!) k_cache, Tensor(c!)? v_cache, {_CACHE}, "
+    "Tensor? positions=None, Tensor? slot_mapping=None, Tensor? cos=None, Tensor? sin=None, Tensor? q_norm_weight=None, "
+    "Tensor? k_norm_weight=None, bool interleaved=False, float norm_epsilon=0.0) -> ()",
 )
 # A compiler may not hand over other strides than the program has: the channels must stay contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag,
@@ -58,6 +71,8 @@ _attention_backward = torch.ops.cuflash.attention_backward.default
 _decode = torch.ops.cuflash.decode.default
 _general_forward = torch.ops.cuflash.general_attention_forward.default
 _general_backward = torch.ops.cuflash.general_attention_backward.default
+_cache_decode = torch.ops.cuflash.cache_decode.default
+_cache_append = torch.ops.cuflash.cache_append.default
 _GENERAL_NAMES = [argument.name for argument in _general_forward._schema.arguments][3:]
 
 
@@ -77,6 +92,23 @@ class Options(TypedDict, total=False):
     seqused_q: Tensor | None
     seqused_k: Tensor | None
     leftpad_k: Tensor | None
+    tree_mask: Tensor | None
+    tree_mask_len: int | None
+    batch_invariant: bool
+    sm_margin: int
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Likewise of decode()."""
+
+    softcap: float
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    tree_mask: Tensor | None
+    tree_mask_len: int | None
+    batch_invariant: bool
+    sm_margin: int
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,
@@ -122,24 +154,63 @@ def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     return (o, lse) if return_lse else o
 
 
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, lengths: Tensor | None = None,
-           causal: bool = False, scale: float | None = None,
-           window: tuple[int | None, int | None] | None = None, align: str | int = "bottom-right",
-           num_splits: int = 0, return_lse: bool = False, layout: str = "bhsd") -> Any:
-    """As cuflash.decode(): q [B, Hq, S, D] over caches [entries, Hkv, max_len, D], lengths int32 [B]
-    on the same device. It has no gradients."""
+def decode(q: Tensor, k_cache: Tensor | KVCache, v_cache: Tensor | None = None, *, lengths: Tensor | None = None,
+           causal: bool = False, scale: float | None = None, window: tuple[int | None, int | None] | None = None,
+           align: str | int = "bottom-right", num_splits: int = 0, return_lse: bool = False, layout: str = "bhsd",
+           **options: Unpack[DecodeOptions]) -> Any:
+    """As cuflash.decode(): q [B, Hq, S, D] over caches [entries, Hkv, max_len, D], lengths int32 [B] on the same
+    device, or over a cuflash.KVCache or PagedKVCache of tensors. It has no gradients."""
+    arguments = _arguments(causal, scale, window, align)
     if layout != "bhsd":
         _problem.check_layout(layout)
-        q, k_cache, v_cache = q.transpose(1, 2), k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    arguments = (q, k_cache, v_cache, lengths, num_splits, *_arguments(causal, scale, window, align))
-    if _is_compiling() or _is_grad_enabled():
-        o, lse = _decode(*arguments)  # and a gradient is refused
+        q = q.transpose(1, 2)
+    if options or v_cache is None or isinstance(k_cache, KVCache):
+        cache = _arrays_layer.cache_of(k_cache, v_cache, lengths, layout)
+        o, lse = _cache_decode(q, *_tensors_of(cache), **options, num_splits=num_splits,
+                               **dict(zip(_MASK_DEFAULTS, arguments)))
     else:
-        with _BelowAutograd():
-            o, lse = _decode(*arguments)
+        if layout != "bhsd":
+            k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        if _is_compiling() or _is_grad_enabled():
+            o, lse = _decode(q, k_cache, v_cache, lengths, num_splits, *arguments)  # and a gradient is refused
+        else:
+            with _BelowAutograd():
+                o, lse = _decode(q, k_cache, v_cache, lengths, num_splits, *arguments)
     if layout != "bhsd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
+
+
+def append(cache: KVCache, k: Tensor, v: Tensor | None = None, *, q: Tensor | None = None, q_out: Tensor | None = None,
+           positions: Tensor | None = None, slot_mapping: Tensor | None = None, cos: Tensor | None = None,
+           sin: Tensor | None = None, interleaved: bool = False, q_norm_weight: Tensor | None = None,
+           k_norm_weight: Tensor | None = None, norm_epsilon: float = 0.0, layout: str = "bhsd") -> Tensor | None:
+    """As cache.append(), on tensors, for torch.compile too. It has no gradients."""
+    in_place = q_out is q
+    if layout != "bhsd":
+        _problem.check_layout(layout)
+        k, v, q, q_out = (None if x is None else x.transpose(1, 2) for x in (k, v, q, q_out))
+    if q is not None and q_out is None:
+        q_out = _empty_like(q)
+    _cache_append(k, v, None if in_place else q, q_out, *_tensors_of(cache), positions=positions,
+                  slot_mapping=slot_mapping, cos=cos, sin=sin, q_norm_weight=q_norm_weight,
+                  k_norm_weight=k_norm_weight, interleaved=interleaved, norm_epsilon=norm_epsilon)
+    return q_out if q_out is None or layout == "bhsd" else q_out.transpose(1, 2)
+
+
+def _tensors_of(cache: KVCache) -> tuple:
+    """A cache as the schemas have it."""
+    paged = (None, None, None, None)
+    if isinstance(cache, PagedKVCache):
+        if cache.block_table is None and cache.indptr is None:  # without either the operators see entries, not pages
+            refuse(raw.CUFLASH_ERROR_INVALID_VALUE, "block_table, or indptr and indices: none of them")
+        paged = (cache.block_table, cache.indptr, cache.indices, cache.max_len)
+    return (cache.k, cache.v, cache.lengths, cache.batch_idx, *paged[:3], cache.k_scale, cache.v_scale, cache.k_zero,
+            cache.v_zero, cache.k_dtype, cache.v_dtype, cache.head_dim_v, paged[3], cache.layout)
+
+
+_MASK_DEFAULTS = {"causal": False, "scale": None, "window_left": None, "window_right": None, "align": "bottom-right",
+                  "offset": None}  # in the order of _arguments()
 
 
 def _arguments(causal: bool, scale: float | None, window: tuple | None, align: str | int) -> tuple:
@@ -156,7 +227,8 @@ def _general(q: Tensor, causal: bool, scale: float | None, window: tuple | None,
              softcap: float = 0.0, alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
              sinks: Tensor | None = None, dropout_p: float = 0.0, dropout_seed: int | Tensor | None = None,
              seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
-             leftpad_k: Tensor | None = None) -> dict[str, Any]:
+             leftpad_k: Tensor | None = None, tree_mask: Tensor | None = None, tree_mask_len: int | None = None,
+             batch_invariant: bool = False, sm_margin: int = 0) -> dict[str, Any]:
     """The options of a general operator, by the names in its schema."""
     if dropout_p == 0:
         dropout_seed = None
@@ -168,8 +240,9 @@ def _general(q: Tensor, causal: bool, scale: float | None, window: tuple | None,
     left, right = (None, None) if window is None else window
     offset = None if isinstance(align, str) else align
     return {"bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout_seed": dropout_seed,
-            "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k, "softcap": softcap,
-            "dropout_p": dropout_p, "causal": causal, "scale": scale, "window_left": left, "window_right": right,
+            "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k, "tree_mask": tree_mask,
+            "tree_mask_len": tree_mask_len, "batch_invariant": batch_invariant, "sm_margin": sm_margin,
+            "softcap": softcap, "dropout_p": dropout_p, "causal": causal, "scale": scale, "window_left": left, "window_right": right,
             "align": align if offset is None else "bottom-right", "offset": offset}
 
 
@@ -220,6 +293,7 @@ _plans = _Plans()
 _forward_call = raw.cuflash_attention_forward
 _backward_call = raw.cuflash_attention_backward
 _decode_call = raw.cuflash_attention_decode
+_append_call = raw.cuflash_kv_cache_append
 _is_deterministic = torch.are_deterministic_algorithms_enabled
 _empty_like = torch.empty_like
 
@@ -255,16 +329,15 @@ def _like(tensor: Tensor) -> Tensor:
     return result if result.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
 
-def _result_like(q: Tensor, v: Tensor) -> Tensor:
-    """_like(q) with the channels of v."""
-    return _like(q if q.shape[-1] == v.shape[-1] else q[..., :1].expand(*q.shape[:-1], v.shape[-1]))
+def _result_like(q: Tensor, channels: int) -> Tensor:
+    """_like(q) with so many channels."""
+    return _like(q if q.shape[-1] == channels else q[..., :1].expand(*q.shape[:-1], channels))
 
 
-def _maker_of(q: Tensor, v: Tensor) -> Any:
+def _maker_of(q: Tensor, channels: int) -> Any:
     """_result_like() for tensors of these strides, without asking each time which way it goes."""
-    if q.shape[-1] != v.shape[-1]:
-        model = v.new_empty(1).expand(1, v.shape[-1])  # v itself would stay alive with the plan
-        return lambda q: _result_like(q, model)
+    if q.shape[-1] != channels:
+        return lambda q: _result_like(q, channels)
     return _empty_like if _empty_like(q).stride(-1) == 1 else _like
 
 
@@ -287,11 +360,11 @@ def _run_forward(q, k, v, causal=False, scale=None, window_left=None, window_rig
     plan = _plans.get(key)
     if plan is None:
         lse = _row_stats(q)
-        views = _views(q=q, k=k, v=v, o=_result_like(q, v), lse=lse)
+        views = _views(q=q, k=k, v=v, o=_result_like(q, v.shape[-1]), lse=lse)
         problem = _problem.attention(*views, "bhsd", **_fields(
             *views[:2], causal, scale, window_left, window_right, align, offset))
         plan = _plans.add(key, (handle_of(device), problem, problem.q, problem.k, problem.v, problem.o,
-                                _maker_of(q, v), _model_of(lse)))
+                                _maker_of(q, v.shape[-1]), _model_of(lse)))
     handle, problem, q_struct, k_struct, v_struct, o_struct, like, lse = plan
     o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -341,7 +414,7 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
     plan = _plans.get(key)
     if plan is None:
         lse = _row_stats(q)
-        o, model = _result_like(q, v_cache), KVCache(k_cache, v_cache, lengths=lengths)
+        o, model = _result_like(q, v_cache.shape[-1]), KVCache(k_cache, v_cache, lengths=lengths)
         with torch.no_grad():
             arrays = Arrays(0, False, q=q, o=o, lse=lse, **model.arrays())
         q_view, o_view = (_problem.heads_first(arrays[name], "bhsd") for name in ("q", "o"))
@@ -353,7 +426,7 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
                                   num_splits=num_splits, **_problem.options(extents, **_masked_by(
                                       causal, scale, window_left, window_right, align, offset)))
         plan = _plans.add(key, (handle_of(device), problem, cache, problem.q, problem.o, cache.k, cache.v,
-                                _maker_of(q, v_cache), _model_of(lse)))
+                                _maker_of(q, v_cache.shape[-1]), _model_of(lse)))
     handle, problem, cache, q_struct, o_struct, k_struct, v_struct, like, lse = plan
     o, lse = like(q), _empty_like(lse)
     q_struct.data, k_struct.data, v_struct.data = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
@@ -366,15 +439,112 @@ def _run_decode(q, k_cache, v_cache, lengths=None, num_splits=0, causal=False, s
     return o, lse
 
 
+# A call over a cache takes structs that the layer for arrays has built, by their names. Of each tensor a plan
+# holds the struct and the field that its address goes to.
+
+_FIELDS = {"q": ("q", "data"), "o": ("o", "data"), "k": ("k", "data"), "v": ("v", "data"), "q_out": ("q_out", "data"),
+           "k_cache": ("k", "data"), "v_cache": ("v", "data"), "batch_idx": ("", "cache_batch_idx"),
+           "indptr": ("", "page_indptr"), "indices": ("", "page_indices")}
+_OF_CACHE = {"k_cache", "v_cache", *_CACHE_TENSORS}
+_CACHE_DECODE_NAMES = [argument.name for argument in _cache_decode._schema.arguments]
+_CACHE_APPEND_NAMES = [argument.name for argument in _cache_append._schema.arguments]
+
+
+def _key(operation: str, arguments: tuple) -> tuple:
+    return (operation, _is_deterministic(), *[
+        (x.shape, x.stride(), x.dtype, x.get_device()) if isinstance(x, Tensor) else x for x in arguments])
+
+
+def _addresses(tensors: dict[str, Tensor], of_call, of_cache) -> list[tuple[str, Any, str]]:
+    """(name, struct, field) of the tensors that are in the structs of a call and of its cache."""
+    result = []
+    for name in tensors:
+        within, field = _FIELDS.get(name, ("", name))
+        struct = of_cache if name in _OF_CACHE else of_call
+        struct = getattr(struct, within) if within else struct
+        if getattr(struct, field):
+            result.append((name, struct, field))
+    return result
+
+
+def _cache_from(named: dict[str, Any]) -> KVCache:
+    """The cache of a call, whose arguments leave the dictionary."""
+    taken = {name: named.pop(name) for name in (
+        *_CACHE_TENSORS, "k_dtype", "v_dtype", "head_dim_v", "max_len", "cache_layout") if name in named}
+    taken["layout"] = taken.pop("cache_layout", "bhsd")
+    of_pages = {name: taken.pop(name, None) for name in ("block_table", "indptr", "indices", "max_len")}
+    k, v = named.pop("k_cache"), named.pop("v_cache", None)
+    if all(value is None for value in of_pages.values()):
+        return KVCache(k, v, **taken)
+    if taken.pop("batch_idx", None) is not None:
+        refuse(raw.CUFLASH_ERROR_INVALID_VALUE, "batch_idx: of a cache in pages, whose table tells")
+    return PagedKVCache(k, v, **of_pages, **taken)
+
+
+def _run_cache_decode(*arguments):
+    named = {name: x for name, x in zip(_CACHE_DECODE_NAMES, arguments) if x is not None}
+    q = named["q"]
+    key = _key("cache_decode", arguments)
+    plan = _plans.get(key)
+    if plan is None:
+        channels = _value_channels(*arguments)
+        tensors = {name: x for name, x in named.items() if isinstance(x, Tensor)}
+        results = tensors["o"], tensors["lse"] = _result_like(q, channels), _row_stats(q)
+        options = dict(named)
+        mask = {name: options.pop(name, default) for name, default in _MASK_DEFAULTS.items()}
+        cache = _cache_from(options)
+        with torch.no_grad():
+            call = _arrays_layer.decode_call(options.pop("q"), cache, out=results[0], lse=results[1], stream=0,
+                                             **options, **_masked_by(**mask))
+        plan = _plans.add(key, (call.handle, *call.structs, _addresses(tensors, *call.structs), _maker_of(q, channels),
+                                _model_of(results[1])))
+    handle, problem, cache, addresses, like, lse = plan
+    named["o"], named["lse"] = o, lse = like(q), _empty_like(lse)
+    for name, struct, field in addresses:
+        setattr(struct, field, named[name].data_ptr())
+    device = q.get_device()
+    check(_decode_call(handle, problem, cache, None if device < 0 else _current_stream(device)))
+    return o, lse
+
+
+def _run_cache_append(*arguments):
+    named = {name: x for name, x in zip(_CACHE_APPEND_NAMES, arguments) if x is not None}
+    if "q_out" in named:
+        named.setdefault("q", named["q_out"])
+    key = _key("cache_append", arguments)
+    plan = _plans.get(key)
+    if plan is None:
+        tensors = {name: x for name, x in named.items() if isinstance(x, Tensor)}
+        options = dict(named)
+        cache = _cache_from(options)
+        with torch.no_grad():
+            call = _arrays_layer.append(cache, **options, stream=0)
+        cache_struct, struct = call.structs
+        plan = _plans.add(key, (call.handle, cache_struct, struct, _addresses(tensors, struct, cache_struct)))
+    handle, cache_struct, struct, addresses = plan
+    for name, of, field in addresses:
+        setattr(of, field, named[name].data_ptr())
+    device = named["k"].get_device()
+    check(_append_call(handle, cache_struct, struct, None if device < 0 else _current_stream(device)))
+
+
+def _value_channels(q, k_cache, v_cache=None, *further) -> int:
+    """Of the result of a call over a cache."""
+    named = dict(zip(_CACHE_DECODE_NAMES[3:], further))
+    if named.get("head_dim_v") is not None:
+        return named["head_dim_v"]
+    if v_cache is None:
+        return q.shape[-1]
+    return v_cache.shape[-1] * (2 if named.get("v_dtype") == "int4" else 1)
+
+
 # The general operators build their structs anew in each call, by the layer for arrays.
 
 
 def _by_name(options: tuple) -> tuple[bool, dict[str, Any]]:
     """Whether rows may be left out, and the options as those of calls on arrays, without tensors not given."""
     named = dict(zip(_GENERAL_NAMES, options))
-    mask = {name: named.pop(name, default) for name, default in (
-        ("causal", False), ("scale", None), ("window_left", None), ("window_right", None),
-        ("align", "bottom-right"), ("offset", None))}
+    mask = {name: named.pop(name, default) for name, default in _MASK_DEFAULTS.items()}
     given = {name: value for name, value in named.items() if value is not None}
     if "cu_seqlens_q" not in given:
         for name in ("max_len_q", "max_len_k"):
@@ -399,7 +569,7 @@ def _new_results(q, k, v, *options):
     rank, letters = (3, "T, H, D") if packed else (4, "B, H, S, D")
     torch._check_value(q.dim() == rank, lambda: f"q: {q.dim()} dimensions; {rank}: [{letters}]")
     shape = (q.shape[1], q.shape[0]) if packed else q.shape[:3]
-    return _result_like(q, v), q.new_empty(shape, dtype=torch.float32)
+    return _result_like(q, v.shape[-1]), q.new_empty(shape, dtype=torch.float32)
 
 
 def _new_gradients(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *options):
@@ -437,7 +607,12 @@ def _run_general_backward(d_o, q, k, v, o, lse, with_d_bias, with_d_sinks, *opti
 
 def _fake_forward(q, k, v, *_):
     torch._check(q.dim() == 4, lambda: f"q: {q.dim()} dimensions; 4: [B, H, S, D]")
-    return _result_like(q, v), _row_stats(q)
+    return _result_like(q, v.shape[-1]), _row_stats(q)
+
+
+def _fake_cache_decode(q, k_cache, v_cache=None, *further):
+    torch._check(q.dim() == 4, lambda: f"q: {q.dim()} dimensions; 4: [B, H, S, D]")
+    return _result_like(q, _value_channels(q, k_cache, v_cache, *further)), _row_stats(q)
 
 
 def _fake_backward(d_o, q, k, v, *_):
@@ -493,6 +668,8 @@ for _name, _kernel, _fake, _backward, _setup in (
     ("attention_forward", _run_forward, _fake_forward, _differentiate, _save_for_backward),
     ("attention_backward", _run_backward, _fake_backward, _has_no_gradient("attention_backward"), None),
     ("decode", _run_decode, _fake_forward, _has_no_gradient("decode"), None),
+    ("cache_decode", _run_cache_decode, _fake_cache_decode, _has_no_gradient("cache_decode"), None),
+    ("cache_append", _run_cache_append, lambda *_: None, None, None),
     ("general_attention_forward", _run_general_forward, _new_results, _differentiate_general, _save_general),
     ("general_attention_backward", _run_general_backward, _new_gradients,
      _has_no_gradient("general_attention_backward"), None),
@@ -500,4 +677,5 @@ for _name, _kernel, _fake, _backward, _setup in (
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
     torch.library.register_fake(f"cuflash::{_name}", _fake, lib=_library)
-    torch.library.register_autograd(f"cuflash::{_name}", _backward, setup_context=_setup, lib=_library)
+    if _backward is not None:  # what changes its arguments cannot have one
+        torch.library.register_autograd(f"cuflash::{_name}", _backward, setup_context=_setup, lib=_library)
