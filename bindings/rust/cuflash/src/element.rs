@@ -8,25 +8,35 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for super::F16 {}
     impl Sealed for super::Bf16 {}
+    impl Sealed for i8 {}
+    impl Sealed for super::Fp8E4m3 {}
+    impl Sealed for super::Fp8E5m2 {}
+    impl Sealed for super::Int4Pair {}
 }
 
-/// An element type that the library computes with: [`f32`], [`F16`] or [`Bf16`].
-pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+/// What a cache can hold: an [`Element`], [`i8`], [`Fp8E4m3`], [`Fp8E5m2`] or [`Int4Pair`].
+pub trait Stored: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// Its `enum cuflash_dtype`.
     const DTYPE: i32;
 }
 
-impl Element for f32 {
-    const DTYPE: i32 = sys::CUFLASH_F32;
+/// An element type that the library computes with: [`f32`], [`F16`] or [`Bf16`].
+pub trait Element: Stored {}
+
+macro_rules! stored {
+    ($($name:ty: $dtype:ident),*) => {
+        $(impl Stored for $name {
+            const DTYPE: i32 = sys::$dtype;
+        })*
+    };
 }
 
-impl Element for F16 {
-    const DTYPE: i32 = sys::CUFLASH_F16;
-}
+stored!(f32: CUFLASH_F32, F16: CUFLASH_F16, Bf16: CUFLASH_BF16, i8: CUFLASH_INT8);
+stored!(Fp8E4m3: CUFLASH_FP8_E4M3, Fp8E5m2: CUFLASH_FP8_E5M2, Int4Pair: CUFLASH_INT4);
 
-impl Element for Bf16 {
-    const DTYPE: i32 = sys::CUFLASH_BF16;
-}
+impl Element for f32 {}
+impl Element for F16 {}
+impl Element for Bf16 {}
 
 /// An element type that results of a problem in `T` may have: `T` itself or [`f32`].
 pub trait Output<T: Element>: Element {}
@@ -44,6 +54,22 @@ pub struct F16(u16);
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct Bf16(u16);
+
+/// The code of an OCP E4M3 number, which has no infinity. For caches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Fp8E4m3(u8);
+
+/// The code of an OCP E5M2 number. For caches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Fp8E5m2(u8);
+
+/// Two integers of four bits, two's complement, the even channel in the low half. For caches, whose
+/// tensors of it have half as many channels, rounded up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Int4Pair(u8);
 
 impl F16 {
     /// The nearest value, to even where two are as near. What is too large becomes infinite.
@@ -107,32 +133,42 @@ fn round_off(bits: u32, shift: u32) -> u32 {
     (bits + below_half + (bits >> shift & 1)) >> shift
 }
 
-macro_rules! half_precision {
-    ($name:ident) => {
+macro_rules! bits {
+    ($name:ident, $bits:ty) => {
         impl $name {
             /// The value with these bits.
-            pub const fn from_bits(bits: u16) -> Self {
+            pub const fn from_bits(bits: $bits) -> Self {
                 Self(bits)
             }
 
             /// Its bits.
-            pub const fn to_bits(self) -> u16 {
+            pub const fn to_bits(self) -> $bits {
                 self.0
             }
 
             /// Bits seen as values, nothing copied.
-            pub fn slice_from_bits(bits: &[u16]) -> &[Self] {
-                // SAFETY: repr(transparent) over u16, and every u16 is a value.
+            pub fn slice_from_bits(bits: &[$bits]) -> &[Self] {
+                // SAFETY: repr(transparent) over the bits, and all of them are values.
                 unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), bits.len()) }
             }
 
             /// Bits seen as values that can be written, nothing copied.
-            pub fn slice_from_bits_mut(bits: &mut [u16]) -> &mut [Self] {
+            pub fn slice_from_bits_mut(bits: &mut [$bits]) -> &mut [Self] {
                 // SAFETY: as above, and the borrow is as exclusive as the one it came from.
                 unsafe { std::slice::from_raw_parts_mut(bits.as_mut_ptr().cast(), bits.len()) }
             }
         }
+    };
+}
 
+bits!(F16, u16);
+bits!(Bf16, u16);
+bits!(Fp8E4m3, u8);
+bits!(Fp8E5m2, u8);
+bits!(Int4Pair, u8);
+
+macro_rules! half_precision {
+    ($name:ident) => {
         impl From<f32> for $name {
             fn from(value: f32) -> Self {
                 Self::from_f32(value)

@@ -64,13 +64,13 @@ impl<'a> Extras<'a> {
     /// Writes the gradient of the bias, of its element type, shape and strides, summed where the bias
     /// repeats.
     pub fn d_bias<D: Element>(mut self, d_bias: &'a mut ViewMut<'_, D, 4>) -> Self {
-        self.d_bias = Some(d_bias.erase());
+        self.d_bias = Some(d_bias.reborrow().erase());
         self
     }
 
     /// Writes the gradient of the sinks, of their element type, `[heads]`.
     pub fn d_sinks<D: Element>(mut self, d_sinks: &'a mut ViewMut<'_, D, 1>) -> Self {
-        self.d_sinks = Some(d_sinks.erase());
+        self.d_sinks = Some(d_sinks.reborrow().erase());
         self
     }
 }

@@ -48,7 +48,7 @@ pub fn merge<'h, T: Element>(
         heads: parts.grid().extent(2)?,
         len: parts.grid().extent(3)?,
         head_dim: parts.grid().extent(4)?,
-        parts: parts.grid().raw_tensor("parts", parts.as_ptr().cast_mut())?,
+        parts: parts.grid().raw_tensor("parts", parts.as_ptr().cast_mut().cast(), T::DTYPE)?,
         part_stride: parts.grid().stride(0),
         lse_parts: lse_parts.as_ptr(),
         lse_part_stride: lse_parts.grid().stride(0),

@@ -1,6 +1,7 @@
 use std::ffi::CStr;
 use std::ptr;
 
+use crate::cache::Cache;
 use crate::element::{Element, Output};
 use crate::error::check;
 use crate::gradients::{Delta, Extras, Gradients};
@@ -31,6 +32,7 @@ pub struct Problem<'a, T, K> {
     alibi_slopes: Option<AnyView<'a, 2>>,
     bias: Option<AnyView<'a, 4>>,
     sinks: Option<AnyView<'a, 1>>,
+    tree_mask: Option<(View<'a, u32, 3>, usize)>,
     dropout_p: f32,
     dropout_state: DropoutState<'a>,
     left_padding: Option<View<'a, i32, 1>>,
@@ -44,7 +46,7 @@ pub struct Problem<'a, T, K> {
 pub type Attention<'a, T> = Problem<'a, T, Keys<'a, T>>;
 
 /// Attention of new tokens over a [`Cache`].
-pub type Decode<'a, T> = Problem<'a, T, Cache<'a, T>>;
+pub type Decode<'a, T> = Problem<'a, T, Cache<'a>>;
 
 /// The keys and values of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
@@ -59,14 +61,6 @@ pub struct Keys<'a, T> {
 enum DropoutState<'a> {
     Values(u64, u64),
     Memory(View<'a, u64, 1>),
-}
-
-/// A cache of keys and values: entry `b` holds sequence `b`.
-#[derive(Debug, Clone, Copy)]
-pub struct Cache<'a, T> {
-    k: Tensor<'a, T>,
-    v: Tensor<'a, T>,
-    lengths: Option<View<'a, i32, 1>>,
 }
 
 /// Where the centre of query row `i` lies among the keys. The causal mask and windows share it.
@@ -110,6 +104,7 @@ impl<'a, T, K> Problem<'a, T, K> {
             alibi_slopes: None,
             bias: None,
             sinks: None,
+            tree_mask: None,
             dropout_p: 0.0,
             dropout_state: DropoutState::Values(0, 0),
             left_padding: None,
@@ -169,6 +164,14 @@ impl<'a, T, K> Problem<'a, T, K> {
     /// A score for each head, `[heads]`, that takes part in the softmax without a value of its own.
     pub fn sinks<S: Element>(mut self, sinks: View<'a, S, 1>) -> Self {
         self.sinks = Some(sinks.erase());
+        self
+    }
+
+    /// Which of the last `keys` keys of its sequence each row sees, for trees of drafted tokens: bit `t %
+    /// 32` of word `t / 32` stands for key `len_k - keys + t`, and 0 hides it. `words` is `[batch, len_q,
+    /// words]`; a batch, or rows, of 1 for all. Mask and window hold too. Not for the backward pass.
+    pub fn tree_mask(mut self, words: View<'a, u32, 3>, keys: usize) -> Self {
+        self.tree_mask = Some((words, keys));
         self
     }
 
@@ -305,6 +308,9 @@ impl<'a, T: Element, K> Problem<'a, T, K> {
             raw.sinks = sinks.raw("sinks", place)?;
             raw.sinks_dtype = sinks.dtype;
         }
+        if let Some((words, keys)) = &self.tree_mask {
+            self.set_tree_mask(raw, words, *keys, place)?;
+        }
         raw.dropout_p = self.dropout_p;
         match &self.dropout_state {
             DropoutState::Values(seed, offset) => {
@@ -319,6 +325,32 @@ impl<'a, T: Element, K> Problem<'a, T, K> {
         Ok(())
     }
 
+    fn set_tree_mask(
+        &self,
+        raw: &mut sys::cuflash_problem_t,
+        words: &View<'_, u32, 3>,
+        keys: usize,
+        place: Option<Place>,
+    ) -> Result<()> {
+        let Extents { batch, len_q, .. } = self.extents;
+        let count = words.shape()[2];
+        words.grid().expect_repeating_shape("tree_mask", [batch, len_q, count])?;
+        if keys.div_ceil(32) > count {
+            return Err(Error::new(
+                Status::DimensionMismatch,
+                format!("tree_mask: {count} words for the bits of {keys} keys"),
+            ));
+        }
+        if keys > 0 {
+            // To the C API 0 is len_q.
+            raw.tree_mask = words.raw_array("tree_mask", place)?;
+            raw.tree_mask_batch_stride = words.grid().repeating_stride(0);
+            raw.tree_mask_row_stride = words.grid().repeating_stride(1);
+            raw.tree_mask_len = raw_extent(keys)?;
+        }
+        Ok(())
+    }
+
     /// The pointer to one value for each sequence of the batch.
     fn per_sequence(
         &self,
@@ -326,8 +358,7 @@ impl<'a, T: Element, K> Problem<'a, T, K> {
         values: &View<'a, i32, 1>,
         place: Option<Place>,
     ) -> Result<*const i32> {
-        values.grid().expect_shape(name, [self.extents.batch])?;
-        values.raw_array(name, place)
+        values.raw_values(name, self.extents.batch, place)
     }
 
     fn shape_o(&self) -> [usize; 4] {
@@ -428,7 +459,9 @@ fn any_gradients<T: Element>() -> sys::cuflash_gradients_t {
 }
 
 /// The JSON that an explain function writes.
-fn explain(query: impl Fn(*mut std::ffi::c_char, usize, *mut usize) -> i32) -> Result<String> {
+pub(crate) fn explain(
+    query: impl Fn(*mut std::ffi::c_char, usize, *mut usize) -> i32,
+) -> Result<String> {
     let mut needed = 0;
     check(query(ptr::null_mut(), 0, &mut needed))?;
     let mut buffer = vec![0_u8; needed];
@@ -695,34 +728,20 @@ impl<'a, T: Element> Attention<'a, T> {
     }
 }
 
-impl<'a, T: Element> Cache<'a, T> {
-    /// `k` is `[entries, heads_kv, max_len, head_dim]`, and `v` too, but its head_dim may be its own.
-    /// They are full unless [`lengths`](Self::lengths) tells.
-    pub fn new(k: Tensor<'a, T>, v: Tensor<'a, T>) -> Result<Self> {
-        let [entries, heads_kv, max_len, _] = k.shape();
-        v.grid().expect_shape("v", [entries, heads_kv, max_len, v.shape()[3]])?;
-        Ok(Self { k, v, lengths: None })
-    }
-
-    /// The valid keys of each sequence, read where the call runs and cut to 0 and `max_len`.
-    pub fn lengths(mut self, lengths: View<'a, i32, 1>) -> Self {
-        self.lengths = Some(lengths);
-        self
-    }
-}
-
 impl<'a, T: Element> Decode<'a, T> {
     /// `q` is `[batch, heads, len_q, head_dim]`. With the default alignment its last row sits at the
     /// last valid key: append first, then attend.
-    pub fn new(q: Tensor<'a, T>, cache: Cache<'a, T>) -> Result<Self> {
+    pub fn new(q: Tensor<'a, T>, cache: Cache<'a>) -> Result<Self> {
         Self::ragged(q, Sequences::padded(), cache)
     }
 
     /// Numbers of new tokens that differ from sequence to sequence. Packed, `q` is `[1, heads, total,
     /// head_dim]`, and so are o, and LSE without the last axis.
-    pub fn ragged(q: Tensor<'a, T>, queries: Sequences<'a>, cache: Cache<'a, T>) -> Result<Self> {
-        let extents = Extents::of_cache(q.grid(), &queries, cache.k.grid(), cache.v.grid())?;
-        Ok(Self::with(q, queries, cache, extents))
+    pub fn ragged(q: Tensor<'a, T>, queries: Sequences<'a>, cache: Cache<'a>) -> Result<Self> {
+        let extents = Extents::of_cache(q.grid(), &queries, &cache.extents(q.shape()[3])?)?;
+        let mut problem = Self::with(q, queries, cache, extents);
+        problem.flags |= problem.keys.problem_flags();
+        Ok(problem)
     }
 
     /// Parts along the keys that are computed side by side; without it the library chooses.
@@ -735,22 +754,7 @@ impl<'a, T: Element> Decode<'a, T> {
         &self,
         place: Option<Place>,
     ) -> Result<(sys::cuflash_problem_t, sys::cuflash_kv_cache_t)> {
-        let Cache { k, v, lengths } = &self.keys;
-        if let Some(place) = place {
-            k.expect_place("k", place)?;
-            v.expect_place("v", place)?;
-        }
-        let mut raw_cache = sys::cuflash_kv_cache_t {
-            struct_size: struct_size::<sys::cuflash_kv_cache_t>(),
-            k: k.raw("k")?,
-            v: v.raw("v")?,
-            max_len: k.grid().extent(2)?,
-            num_pages: k.grid().extent(0)?,
-            ..Default::default()
-        };
-        if let Some(lengths) = lengths {
-            raw_cache.lengths = self.per_sequence("lengths", lengths, place)?;
-        }
+        let raw_cache = self.keys.raw(self.extents.batch, self.q.shape()[3], place)?;
         Ok((self.raw(place)?, raw_cache))
     }
 

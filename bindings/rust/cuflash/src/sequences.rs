@@ -1,3 +1,4 @@
+use crate::cache::CacheExtents;
 use crate::view::{Grid, View};
 use crate::{Error, Result, Status};
 
@@ -82,48 +83,35 @@ impl Extents {
                 format!("k: {batch_k} sequences, but {batch} of q"),
             ));
         }
-        Self::new(q, k, v, batch, len_q, len_k)
-    }
-
-    /// `q` with `k` and `v` of a cache.
-    pub(crate) fn of_cache(
-        q: &Grid<4>,
-        queries: &Sequences<'_>,
-        k: &Grid<4>,
-        v: &Grid<4>,
-    ) -> Result<Self> {
-        let (batch, len_q) = queries.extents("q", q.shape)?;
-        let [entries, _, max_len, _] = k.shape;
-        if entries < batch {
-            return Err(Error::new(
-                Status::DimensionMismatch,
-                format!("k: {entries} entries for {batch} sequences of q"),
-            ));
-        }
-        Self::new(q, k, v, batch, len_q, max_len)
-    }
-
-    fn new(
-        q: &Grid<4>,
-        k: &Grid<4>,
-        v: &Grid<4>,
-        batch: usize,
-        len_q: usize,
-        len_k: usize,
-    ) -> Result<Self> {
         let [entries, heads_kv, rows, _] = k.shape;
         let head_dim_v = v.shape[3];
         k.expect_shape("k", [entries, heads_kv, rows, q.shape[3]])?;
         v.expect_shape("v", [entries, heads_kv, rows, head_dim_v])?;
-        if heads_kv == 0 && q.shape[1] > 0 {
+        Self { batch, len_q, heads_kv, len_k, head_dim_v }.checked(q.shape[1])
+    }
+
+    /// `q` with keys and values of a cache.
+    pub(crate) fn of_cache(
+        q: &Grid<4>,
+        queries: &Sequences<'_>,
+        cache: &CacheExtents,
+    ) -> Result<Self> {
+        let (batch, len_q) = queries.extents("q", q.shape)?;
+        cache.expect_entries(batch)?;
+        let CacheExtents { heads_kv, max_len, head_dim_v, .. } = *cache;
+        Self { batch, len_q, heads_kv, len_k: max_len, head_dim_v }.checked(q.shape[1])
+    }
+
+    fn checked(self, heads_q: usize) -> Result<Self> {
+        if self.heads_kv == 0 && heads_q > 0 {
             return Err(Error::new(
                 Status::DimensionMismatch,
-                format!("k: no heads, but {} of q", q.shape[1]),
+                format!("k: no heads, but {heads_q} of q"),
             ));
         }
-        if head_dim_v == 0 {
+        if self.head_dim_v == 0 {
             return Err(Error::new(Status::UnsupportedHeadDim, "v: no channels"));
         }
-        Ok(Self { batch, len_q, heads_kv, len_k, head_dim_v })
+        Ok(self)
     }
 }

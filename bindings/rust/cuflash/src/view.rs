@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use crate::element::Element;
+use crate::element::{Element, Stored};
 use crate::{sys, Error, Result, Status};
 
 /// Where memory lies.
@@ -276,6 +276,27 @@ impl<const N: usize> AnyView<'_, N> {
     }
 }
 
+impl AnyView<'_, 4> {
+    /// As a tensor, after a check of the place, `None` for queries.
+    pub(crate) fn raw_tensor(
+        &self,
+        name: &str,
+        place: Option<Place>,
+    ) -> Result<sys::cuflash_tensor_t> {
+        if let Some(place) = place {
+            self.view.expect_place(name, place)?;
+        }
+        let pointer = self.view.as_ptr().cast_mut();
+        let mut raw = self.view.grid.raw_tensor(name, pointer, self.dtype)?;
+        if self.dtype == sys::CUFLASH_INT4 {
+            for stride in [&mut raw.batch_stride, &mut raw.head_stride, &mut raw.row_stride] {
+                *stride *= 2; // of pairs; within isize::MAX bytes there is room for that
+            }
+        }
+        Ok(raw)
+    }
+}
+
 /// An array to write, likewise.
 #[derive(Debug)]
 pub(crate) struct AnyViewMut<'a, const N: usize> {
@@ -288,6 +309,11 @@ impl<const N: usize> AnyViewMut<'_, N> {
         &self.view.grid
     }
 
+    /// The same array, to read, or to write for a call that has borrowed this one to do so.
+    pub(crate) fn view(&self) -> AnyView<'_, N> {
+        AnyView { view: self.view.view(), dtype: self.dtype }
+    }
+
     /// As that of an `AnyView`.
     pub(crate) fn raw(&mut self, name: &str, place: Place) -> Result<*mut c_void> {
         self.view.grid.expect_contiguous(name)?;
@@ -296,15 +322,15 @@ impl<const N: usize> AnyViewMut<'_, N> {
     }
 }
 
-impl<T: Element, const N: usize> ViewMut<'_, T, N> {
-    pub(crate) fn erase(&mut self) -> AnyViewMut<'_, N> {
+impl<'a, T: Stored, const N: usize> ViewMut<'a, T, N> {
+    pub(crate) fn erase(self) -> AnyViewMut<'a, N> {
         let BufferMut { pointer, len, place, .. } = self.buffer;
         let buffer = BufferMut { pointer: pointer.cast(), len, place, borrow: PhantomData };
         AnyViewMut { view: ViewMut { buffer, grid: self.grid }, dtype: T::DTYPE }
     }
 }
 
-impl<'a, T: Element, const N: usize> View<'a, T, N> {
+impl<'a, T: Stored, const N: usize> View<'a, T, N> {
     pub(crate) fn erase(self) -> AnyView<'a, N> {
         let Buffer { pointer, len, place, .. } = self.buffer;
         let buffer = Buffer { pointer: pointer.cast(), len, place, borrow: PhantomData };
@@ -323,6 +349,30 @@ impl<T, const N: usize> View<'_, T, N> {
     }
 }
 
+impl<T> View<'_, T, 1> {
+    /// The address of so many values.
+    pub(crate) fn raw_values(
+        &self,
+        name: &str,
+        count: usize,
+        place: Option<Place>,
+    ) -> Result<*const T> {
+        self.grid.expect_shape(name, [count])?;
+        self.raw_array(name, place)
+    }
+}
+
+impl<T> View<'_, T, 2> {
+    /// The address of a dense array.
+    pub(crate) fn raw_dense(&self, name: &str, place: Option<Place>) -> Result<*const T> {
+        let [rows, columns] = self.grid.shape;
+        if rows > 1 && columns > 0 && self.grid.strides[0] != columns {
+            return Err(Error::new(Status::InvalidValue, format!("{name}: not dense")));
+        }
+        self.raw_array(name, place)
+    }
+}
+
 impl<T, const N: usize> ViewMut<'_, T, N> {
     /// As that of a `View`.
     pub(crate) fn raw_array(&mut self, name: &str, place: Place) -> Result<*mut T> {
@@ -334,14 +384,14 @@ impl<T, const N: usize> ViewMut<'_, T, N> {
 
 impl<T: Element> View<'_, T, 4> {
     pub(crate) fn raw(&self, name: &str) -> Result<sys::cuflash_tensor_t> {
-        self.grid.raw_tensor::<T>(name, self.as_ptr().cast_mut())
+        self.grid.raw_tensor(name, self.as_ptr().cast_mut().cast(), T::DTYPE)
     }
 }
 
 impl<T: Element> ViewMut<'_, T, 4> {
     pub(crate) fn raw(&mut self, name: &str) -> Result<sys::cuflash_tensor_t> {
         let pointer = self.as_mut_ptr();
-        self.grid.raw_tensor::<T>(name, pointer)
+        self.grid.raw_tensor(name, pointer.cast(), T::DTYPE)
     }
 }
 
@@ -450,10 +500,11 @@ impl<const N: usize> Grid<N> {
     }
 
     /// The last four axes as a tensor.
-    pub(crate) fn raw_tensor<T: Element>(
+    pub(crate) fn raw_tensor(
         &self,
         name: &str,
-        pointer: *mut T,
+        pointer: *mut c_void,
+        dtype: i32,
     ) -> Result<sys::cuflash_tensor_t> {
         if self.shape[N - 1] > 1 && self.strides[N - 1] != 1 {
             return Err(Error::new(
@@ -462,11 +513,11 @@ impl<const N: usize> Grid<N> {
             ));
         }
         Ok(sys::cuflash_tensor_t {
-            data: pointer.cast(),
+            data: pointer,
             batch_stride: self.stride(N - 4),
             head_stride: self.stride(N - 3),
             row_stride: self.stride(N - 2),
-            dtype: T::DTYPE,
+            dtype,
             ..Default::default()
         })
     }

@@ -10,7 +10,7 @@ const SHAPE: [usize; 4] = [1, 2, 4, 8];
 const COUNT: usize = 64;
 
 #[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T>, status: Status, word: &str) {
+pub fn refused<T: std::fmt::Debug>(result: Result<T>, status: Status, word: &str) {
     let error = result.expect_err("was not refused");
     assert_eq!(error.status(), status, "{error}");
     assert!(error.message().contains(word), "no {word:?} in: {error}");

@@ -1,6 +1,7 @@
 //! The tests of the crate, one program: those of a GPU say why they do nothing where there is none.
 
 mod bad_input;
+mod cache;
 mod cpu;
 mod driver;
 mod elements;
