@@ -1,5 +1,5 @@
 # Attention in a sliding window with grouped heads, its gradients, by strides, of packed sequences, and one
-# token more over a cache; checked against plain Julia.
+# token more over a cache, plain and in pages of Int8; checked against plain Julia.
 #
 #     julia --project=bindings/julia/CUFlash.jl bindings/julia/CUFlash.jl/examples/attention.jl
 #
@@ -42,6 +42,23 @@ cache_v[:, 1:100, :, :] = v
 newest, _ = decode(view(q, :, 100:100, :, :), cache_k, cache_v; lengths = Int32[100])
 # [decode]
 
+# [cache]
+# The same cache in pages of 16 slots and in Int8, with one scale for each head: block_table names the pages of a
+# sequence, numbered from 0. All but the newest token first, then that one, rotated by its position.
+pages = zeros(Int8, 64, 16, 2, 8), zeros(Int8, 64, 16, 2, 8)
+scale = fill(5f0 / 127, 1, 1, 2)
+paged = KVCache(pages...; block_table = reshape(Int32[3, 7, 0, 5, 1, 6, 2, 4], 8, 1), lengths = Int32[0],
+                k_scale = scale, v_scale = scale)
+append!(paged, k[:, 1:99, :, :], v[:, 1:99, :, :])
+paged.lengths = Int32[99]            # append! leaves them to its caller
+angles = zeros(Float32, 32, 128)     # of no rotation
+rotated = similar(q, 64, 1, 6, 1)
+append!(paged, k[:, 100:100, :, :], v[:, 100:100, :, :]; q = q[:, 100:100, :, :], q_out = rotated,
+        cos = cos.(angles), sin = sin.(angles))
+paged.lengths = Int32[100]
+from_pages, _ = decode(rotated, paged)
+# [cache]
+
 "One row with a loop over the keys that it sees."
 function expected(q, k, v, row, head, keys)
     head_kv = cld(head * size(k, 3), size(q, 3))
@@ -68,4 +85,5 @@ slope = (loss(k + step) - loss(k - step)) / 2e-2
 
 println(CUFlash.build_info())
 println("largest error ", worst, ", gradient ", dk[7, 42, 2, 1], " and by a difference ", slope)
+maximum(abs.(from_pages - newest)) < 0.1 || error("Int8 is too far off")
 worst < 1e-4 && abs(slope - dk[7, 42, 2, 1]) < 1e-2 || error("attention is wrong")

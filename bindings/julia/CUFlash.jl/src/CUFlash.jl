@@ -19,7 +19,7 @@ using Libdl
 export attention, attention!, attention_backward, attention_backward!
 export attention_varlen, attention_varlen!, attention_varlen_backward, attention_varlen_backward!
 export attention_weights, attention_weights!
-export decode, decode!, merge_states, merge_states!
+export KVCache, decode, decode!, merge_states, merge_states!
 
 include("library.jl")
 
@@ -33,6 +33,7 @@ include("errors.jl")
 include("handle.jl")
 include("arrays.jl")
 include("problem.jl")
+include("cache.jl")
 include("operations.jl")
 
 "The file that adds CuArrays, to include on Julia before 1.9; later ones load it by themselves."

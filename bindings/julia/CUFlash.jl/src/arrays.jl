@@ -76,14 +76,14 @@ Base.stride(x::Packed, axis::Integer) = x.strides[axis]
 Base.parent(x::Packed) = x.array
 address(x::Packed) = address(x.array)
 
-"An array (D, S, H, B) as the library's tensor."
-function tensor(name, array::AbstractArray)
+"An array (D, S, H, B) as the library's tensor, of elements of which an item of the array holds so many."
+function tensor(name, array::AbstractArray, code = float_code(name, array), items = 1)
     channels = size(array, 1) > 1 ? stride(array, 1) : 1
     channels == 1 ||
         throw(ArgumentError("$name: a stride of $channels along the channels; only 1"))
-    return Raw.cuflash_tensor_t(data = address(array), batch_stride = stride(array, 4),
-                                head_stride = stride(array, 3), row_stride = stride(array, 2),
-                                dtype = float_code(name, array))
+    return Raw.cuflash_tensor_t(data = address(array), batch_stride = items * stride(array, 4),
+                                head_stride = items * stride(array, 3),
+                                row_stride = items * stride(array, 2), dtype = code)
 end
 
 "The dtype of an array to compute with."
@@ -129,9 +129,15 @@ end
 
 "Values for sequences, contiguous: a pointer to them, or NULL."
 sequence_values(name, ::Nothing, batch) = Ptr{Int32}(C_NULL)
-function sequence_values(name, values, batch)
-    eltype(values) === Int32 || throw(ArgumentError("$name: $(eltype(values)); only Int32"))
-    check_size(name, values, (batch,))
-    batch > 1 && stride(values, 1) != 1 && throw(ArgumentError("$name: not contiguous"))
-    return Ptr{Int32}(address(values))
+sequence_values(name, values, batch) = dense_values(Int32, name, values, (batch,))
+
+"An array of this type of elements and size without gaps: a pointer to it, or NULL."
+dense_values(type, name, ::Nothing, wanted) = Ptr{type}(C_NULL)
+function dense_values(type, name, values, wanted)
+    eltype(values) === type || throw(ArgumentError("$name: $(eltype(values)); only $type"))
+    check_size(name, values, wanted)
+    steps = cumprod((1, wanted...))
+    all(axis -> wanted[axis] <= 1 || stride(values, axis) == steps[axis], 1:length(wanted)) ||
+        isempty(values) || throw(ArgumentError("$name: not contiguous"))
+    return Ptr{type}(address(values))
 end

@@ -18,7 +18,7 @@ function forward!(o, lse, q, k, v, sequences, accumulate; keywords...)
     flags = accumulate ? UInt32(Raw.CUFLASH_PROBLEM_ACCUMULATE) : UInt32(0)
     with_options((q, k, v, o, lse), q, sequences, flags; keywords...) do handle, fields, stream
         check(Raw.cuflash_attention_forward(
-            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, v, o, lse)),
+            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, size(v, 1), o, lse)),
             stream))
     end
 end
@@ -102,7 +102,7 @@ function backward!(dq, dk, dv, d_o, q, k, v, o, lse, sequences, accumulate; d_ls
         gradients = Raw.cuflash_gradients_t(; further..., d_o = tensor("d_o", d_o), dq = tensor("dq", dq),
                                             dk = tensor("dk", dk), dv = tensor("dv", dv))
         check(Raw.cuflash_attention_backward(
-            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, v, o, lse)),
+            handle, problem(fields, key_fields(q, k, v, sequences), output_fields(q, size(v, 1), o, lse)),
             Ref(gradients), stream))
     end
 end
@@ -190,40 +190,68 @@ function attention_weights(q, k, lse; rows = nothing, keywords...)
 end
 
 """
-    decode!(o, q, k, v; lengths = nothing, lse = nothing, num_splits = 0, accumulate = false, keywords...) -> o
+    decode!(o, q, k, v; lengths = nothing, keywords...) -> o
+    decode!(o, q, cache; lse = nothing, num_splits = 0, accumulate = false, keywords...) -> o
 
-Attention of new tokens `q`, (D, Sq, Hq, B), over a cache `k`, (D, slots, Hkv, entries), and `v`, (Dv, slots, Hkv,
-entries), entry b for sequence b. `lengths`, a vector of `Int32`, tells how many slots of each are valid: with the
-default alignment the last row of `q` sits at the last of them; there is no `seqused_k`. `num_splits` forces parts
-along the keys. `o`, `lse` and `accumulate` are as in [`attention!`](@ref).
+Attention of new tokens `q`, (D, Sq, Hq, B), over a [`KVCache`](@ref), or over the one of `k`, (D, slots, Hkv,
+entries), and `v`, (Dv, slots, Hkv, entries), entry b for sequence b. `lengths`, a vector of `Int32`, tells how many
+slots of each are valid: with the default alignment the last row of `q` sits at the last of them; there is no
+`seqused_k`. `num_splits` forces parts along the keys. `o`, `lse` and `accumulate` are as in [`attention!`](@ref).
 
 $KEYWORDS
 """
-function decode!(o, q, k, v; lengths = nothing, lse = nothing, accumulate = false, keywords...)
-    over_cache!(o, lse, q, k, v, lengths, accumulate; keywords...)
+decode!(o, q, k, v; lengths = nothing, keywords...) =
+    decode!(o, q, KVCache(k, v; lengths = lengths); keywords...)
+function decode!(o, q, cache::KVCache; lse = nothing, accumulate = false, keywords...)
+    over_cache!(o, lse, q, cache, extents(cache, q), accumulate; keywords...)
     return o
 end
 
-function over_cache!(o, lse, q, k, v, lengths, accumulate; keywords...)
-    flags = accumulate ? UInt32(Raw.CUFLASH_PROBLEM_ACCUMULATE) : UInt32(0)
-    arrays = (q, k, v, o, lse, lengths)
-    with_options(arrays, q, padded_sequences(q, k), flags; keywords...) do handle, fields, stream
-        of_cache, raw_cache = cache(q, k, v, lengths)
+function over_cache!(o, lse, q, cache, stored, accumulate; keywords...)
+    flags = stored.flags | (accumulate ? UInt32(Raw.CUFLASH_PROBLEM_ACCUMULATE) : UInt32(0))
+    with_options((q, o, lse, arrays(cache)...), q, stored.sequences, flags; keywords...) do handle, fields, stream
         check(Raw.cuflash_attention_decode(
-            handle, problem(fields, of_cache, output_fields(q, v, o, lse)), raw_cache, stream))
+            handle, problem(fields, stored.fields, output_fields(q, stored.fields.head_dim_v, o, lse)),
+            raw_cache(cache, stored), stream))
     end
 end
 
 """
-    decode(q, k, v; lengths = nothing, out_type = eltype(q), keywords...) -> o, lse
+    decode(q, k, v; lengths = nothing, keywords...) -> o, lse
+    decode(q, cache; out_type = eltype(q), keywords...) -> o, lse
 
 As [`decode!`](@ref), into new arrays, `o` of `out_type`, which may be Float32.
 """
-function decode(q, k, v; lengths = nothing, out_type = eltype(q), keywords...)
-    check_axes("q", q, "(D, S, H, B)")
-    o, lse = like(q, (size(v, 1), size(q)[2:4]...), out_type), rows_like(q)
-    over_cache!(o, lse, q, k, v, lengths, false; keywords...)
+decode(q, k, v; lengths = nothing, keywords...) = decode(q, KVCache(k, v; lengths = lengths); keywords...)
+function decode(q, cache::KVCache; out_type = eltype(q), keywords...)
+    stored = extents(cache, q)
+    o, lse = like(q, (stored.fields.head_dim_v, size(q)[2:4]...), out_type), rows_like(q)
+    over_cache!(o, lse, q, cache, stored, false; keywords...)
     return o, lse
+end
+
+"""
+    append!(cache, k, v = nothing; keywords...) -> cache
+
+Writes the keys and values of `T` new tokens of each sequence into a [`KVCache`](@ref), quantised to what it
+holds: `k` is (D, T, Hkv, B) and `v` (Dv, T, Hkv, B); without `v` keys alone are written.
+
+- `positions`: (T, B) of `Int32`, from 0; without it they are `lengths[b]` and on. A token goes to the slot of its
+  sequence with that number. The lengths stay as they are: add `T` to them before the tokens are attended to.
+- `slot_mapping`: (T, B) of `Int64`, slots in the whole cache instead, from 0: slot `n % page_size` of page
+  `n ÷ page_size`. A token whose slot is negative, or not in the cache, is skipped.
+- `k_norm_weight`, `q_norm_weight`: (D,), rows are divided by the root of their mean square plus
+  `norm_epsilon = 0` and multiplied by it.
+- `cos`, `sin`: (R ÷ 2, positions) in `Float32`, then the first R channels are rotated, `i` and `i + R ÷ 2`
+  together, with `interleaved = true` `2i - 1` and `2i`.
+- `q`, `q_out`: (D, T, Hq, B), gets what the rows of `k` do, into `q_out`, which may be `q`.
+- `handle`: as in [`decode!`](@ref).
+"""
+function Base.append!(cache::KVCache, k::AbstractArray, v = nothing; keywords...)
+    with_append(cache, k, v; keywords...) do handle, raw, new, stream
+        check(Raw.cuflash_kv_cache_append(handle, raw, new, stream))
+    end
+    return cache
 end
 
 """
@@ -275,26 +303,41 @@ end
 
 """
     CUFlash.explain(operation, q, k, v; keywords...) -> String
+    CUFlash.explain(:decode, q, cache; keywords...) -> String
+    CUFlash.explain(:append, cache, k, v; keywords...) -> String
 
-Which kernel `:forward`, `:backward` or `:decode` takes for these arrays, and why not the others, in JSON. With
-`target_arch = 90` the answer is for that GPU, which need not be there.
+Which kernel `:forward`, `:backward`, `:decode` or `:append` takes for these arrays, and why not the others, in
+JSON. With `target_arch = 90` the answer is for that GPU, which need not be there.
 """
-function explain(operation::Symbol, q, k, v; keywords...)
-    operation in (:forward, :backward, :decode) ||
-        throw(ArgumentError("operation: :$operation; :forward, :backward or :decode"))
+function explain(operation::Symbol, q::AbstractArray, k, v; keywords...)
+    operation === :decode && return explain(:decode, q, KVCache(k, v); keywords...)
+    operation in (:forward, :backward) ||
+        throw(ArgumentError("operation: :$operation; :forward, :backward or :decode, or :append to a cache"))
     sequences = padded_sequences(q, k)
     with_options((q, k, v), q, sequences; keywords...) do handle, fields, _
         output = Raw.cuflash_tensor_t(flags = Raw.CUFLASH_TENSOR_DENSE, dtype = float_code("q", q))
-        if operation === :decode
-            of_cache, raw_cache = cache(q, k, v, nothing)
-            raw = problem(fields, of_cache, (o = output,))
-            return json((rest...) -> Raw.cuflash_decode_explain(handle, raw, raw_cache, rest...))
-        end
         raw = problem(fields, key_fields(q, k, v, sequences), (o = output,))
         operation === :forward &&
             return json((rest...) -> Raw.cuflash_forward_explain(handle, raw, rest...))
         gradients = Ref(Raw.cuflash_gradients_t(d_o = output, dq = output, dk = output, dv = output))
         return json((rest...) -> Raw.cuflash_backward_explain(handle, raw, gradients, rest...))
+    end
+end
+
+function explain(operation::Symbol, q::AbstractArray, cache::KVCache; keywords...)
+    operation === :decode || throw(ArgumentError("operation: :$operation; :decode over a cache"))
+    stored = extents(cache, q)
+    with_options((q, arrays(cache)...), q, stored.sequences, stored.flags; keywords...) do handle, fields, _
+        output = Raw.cuflash_tensor_t(flags = Raw.CUFLASH_TENSOR_DENSE, dtype = float_code("q", q))
+        raw = problem(fields, stored.fields, (o = output,))
+        json((rest...) -> Raw.cuflash_decode_explain(handle, raw, raw_cache(cache, stored), rest...))
+    end
+end
+
+function explain(operation::Symbol, cache::KVCache, k, v = nothing; keywords...)
+    operation === :append || throw(ArgumentError("operation: :$operation; :append to a cache"))
+    with_append(cache, k, v; keywords...) do handle, raw, new, _
+        json((rest...) -> Raw.cuflash_append_explain(handle, raw, new, rest...))
     end
 end
 

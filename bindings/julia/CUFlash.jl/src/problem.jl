@@ -11,6 +11,9 @@ const KEYWORDS = """
 - `alibi_slopes`: `(Hq,)` or `(Hq, B)`, a slope times the key's distance from the centre is subtracted.
 - `bias`: `(Sk, Sq, Hq, B)` is added, any extent but the first may be 1 or left out, for all; `-Inf` masks.
 - `sinks`: `(Hq,)`, a score without a value, which joins each row's sum of exponentials.
+- `tree_mask`: `(words, Sq, B)` of `UInt32` or `Int32`, rows and sequences may be 1 or left out, for all: bit `t % 32`
+  of word `t ÷ 32` (from 0) tells whether the row sees key `t` of the last `tree_mask_len = Sq` ones. Mask and
+  window hold too. Not in the backward pass.
 - `dropout_p = 0`: drops probabilities with this probability and divides the others by `1 - dropout_p`. The
   same `dropout_seed` and `dropout_offset` drop the same; calls drop independently if each adds `Sk / 4`,
   rounded up, to the offset. Both may be arrays of one `UInt64`, read where the call runs.
@@ -18,6 +21,7 @@ const KEYWORDS = """
   many of those of `k` and `v` come before the first key. Other rows are neither read nor written.
 - `deterministic = false`: the same bits from run to run.
 - `batch_invariant = false`: a row's bits do not depend on its batch.
+- `sm_margin = 0`: multiprocessors of the GPU to leave to others.
 - `kernel = ""`: forces a kernel or a family by name.
 - `handle`: a `CUFlash.Handle`; by default the device where the arrays are.
 """
@@ -45,12 +49,12 @@ in one place.
 """
 function with_options(operate, arrays, q, sequences, flags = UInt32(0); causal = false,
                       window = nothing, align = :bottom_right, scale = nothing, softcap = 0,
-                      alibi_slopes = nothing, bias = nothing, sinks = nothing, dropout_p = 0,
-                      dropout_seed = 0, dropout_offset = 0, seqused_q = nothing,
+                      alibi_slopes = nothing, bias = nothing, sinks = nothing,
+                      tree_mask = nothing, tree_mask_len = nothing, dropout_p = 0, dropout_seed = 0, dropout_offset = 0, seqused_q = nothing,
                       seqused_k = nothing, leftpad_k = nothing, deterministic = false,
-                      batch_invariant = false, kernel = "", num_splits = 0, target_arch = 0,
+                      batch_invariant = false, sm_margin = 0, kernel = "", num_splits = 0, target_arch = 0,
                       handle = nothing)
-    given = (align, alibi_slopes, bias, sinks, dropout_seed, dropout_offset, seqused_q, seqused_k,
+    given = (align, alibi_slopes, bias, sinks, tree_mask, dropout_seed, dropout_offset, seqused_q, seqused_k,
              leftpad_k, sequences.cu_seqlens_q, sequences.cu_seqlens_k)
     arrays = (arrays..., filter(value -> value isa AbstractArray, given)...)
     handle = choose_handle(handle, arrays)
@@ -83,11 +87,12 @@ function with_options(operate, arrays, q, sequences, flags = UInt32(0); causal =
             seqused_k = sequence_values("seqused_k", seqused_k, batch),
             leftpad_k = sequence_values("leftpad_k", leftpad_k, batch),
             kernel = isempty(kernel) ? C_NULL : Ptr{UInt8}(Base.unsafe_convert(Cstring, name)),
-            num_splits = num_splits, target_arch = target_arch,
+            num_splits = num_splits, sm_margin = sm_margin, target_arch = target_arch,
         )
         modifiers = merge(slope_fields(alibi_slopes, heads_q, batch),
                           bias_fields(bias, (sequences.len_k, sequences.len_q, heads_q, batch)),
                           sink_fields(sinks, heads_q),
+                          tree_fields(tree_mask, tree_mask_len, sequences.len_q, batch),
                           random_fields("dropout_seed", dropout_seed),
                           random_fields("dropout_offset", dropout_offset))
         return operate(handle, merge(fields, modifiers), stream(Val(place(handle))))
@@ -119,6 +124,20 @@ function sink_fields(sinks, heads)
     check_repeating("sinks", sinks, (heads,))
     isempty(sinks) && return NamedTuple()
     return (sinks = address(sinks), sinks_dtype = float_code("sinks", sinks))
+end
+
+function tree_fields(words, len, len_q, batch)
+    words === nothing && return NamedTuple()
+    len === nothing && (len = len_q)
+    eltype(words) in (UInt32, Int32) ||
+        throw(ArgumentError("tree_mask: $(eltype(words)); UInt32 or Int32"))
+    check_repeating("tree_mask", words, (size(words, 1), len_q, batch))
+    32 * size(words, 1) >= len ||
+        throw(DimensionMismatch("tree_mask: $(size(words, 1)) words for the bits of $len keys"))
+    (len == 0 || isempty(words)) && return NamedTuple()  # 0 would mean Sq
+    return (tree_mask = Ptr{UInt32}(address(words)), tree_mask_len = len,
+            tree_mask_row_stride = repeating_stride(words, 2),
+            tree_mask_batch_stride = repeating_stride(words, 3))
 end
 
 "A number of 64 bits, or where it is in memory."
@@ -167,9 +186,9 @@ function key_fields(q, k, v, sequences)
             k = tensor("k", k), v = tensor("v", v))
 end
 
-"The fields of o and lse."
-function output_fields(q, v, o, lse)
-    check_size("o", o, (size(v, 1), size(q)[2:4]...))
+"The fields of o, with so many channels, and lse."
+function output_fields(q, channels, o, lse)
+    check_size("o", o, (channels, size(q)[2:4]...))
     lse === nothing && return (o = tensor("o", o),)
     return merge((o = tensor("o", o),), lse_fields(q, lse))
 end
@@ -182,17 +201,6 @@ function lse_fields(q, lse)
 end
 
 problem(fields...) = Ref(Raw.cuflash_problem_t(; merge(fields...)...))
-
-"The fields of a problem whose keys and values are in a cache, and the cache."
-function cache(q, k, v, lengths)
-    check_keys(q, k, v)
-    size(k, 4) >= size(q, 4) ||
-        throw(DimensionMismatch("k: $(size(k, 4)) entries for $(size(q, 4)) sequences of q"))
-    return (heads_kv = size(k, 3), head_dim_v = size(v, 1)),
-           Ref(Raw.cuflash_kv_cache_t(
-               k = tensor("k", k), v = tensor("v", v), max_len = size(k, 2), num_pages = size(k, 4),
-               lengths = sequence_values("lengths", lengths, size(q, 4))))
-end
 
 "The further inputs and outputs of the backward pass. The C API has one set of strides for values of rows."
 function further_fields(lse, d_lse, delta, known_delta, bias, d_bias, sinks, d_sinks)
