@@ -9,6 +9,7 @@
  *   Handle              owns a cuflash_handle_t, and passes wherever one is asked for
  *   make<Struct>()      a struct of cuflash.h with every field at its default
  *   dense, strided      tensors that take their dtype from their pointer
+ *   set_block_table, set_page_list   where the pages of a cache are, by ids of 32 or 64 bits
  *   check, Error        exceptions, by choice: check(status) throws where a status is an error.
  *                       Everything else returns statuses and is noexcept. With -fno-exceptions these
  *                       two and the constructor of Handle that throws are left out.
@@ -36,6 +37,9 @@
 // its own 16-bit data to these.
 struct __half;
 struct __nv_bfloat16;
+// Those of cuda_fp8.h, for caches.
+struct __nv_fp8_e4m3;
+struct __nv_fp8_e5m2;
 
 /** The C++ interface, a thin layer over cuflash.h. */
 namespace cuflash {
@@ -154,6 +158,12 @@ template <>
 struct dtype_of<__half> : std::integral_constant<int32_t, CUFLASH_F16> {};
 template <>
 struct dtype_of<__nv_bfloat16> : std::integral_constant<int32_t, CUFLASH_BF16> {};
+template <>
+struct dtype_of<__nv_fp8_e4m3> : std::integral_constant<int32_t, CUFLASH_FP8_E4M3> {};
+template <>
+struct dtype_of<__nv_fp8_e5m2> : std::integral_constant<int32_t, CUFLASH_FP8_E5M2> {};
+template <>
+struct dtype_of<int8_t> : std::integral_constant<int32_t, CUFLASH_INT8> {};
 
 /** A tensor by strides, in elements. */
 template <class T>
@@ -169,12 +179,44 @@ cuflash_tensor_t strided(T* data, int64_t batch_stride, int64_t head_stride,
   return tensor;
 }
 
+/** A cache's tensor of int4, two channels a byte; strides in bytes. */
+inline cuflash_tensor_t strided_int4(const void* data, int64_t batch_stride, int64_t head_stride,
+                                     int64_t row_stride) noexcept {
+  cuflash_tensor_t tensor =
+      strided(static_cast<const int8_t*>(data), 2 * batch_stride, 2 * head_stride, 2 * row_stride);
+  tensor.dtype = CUFLASH_INT4;
+  return tensor;
+}
+
 /** A dense tensor [batch, head, row, channel]. */
 template <class T>
 cuflash_tensor_t dense(T* data) noexcept {
   cuflash_tensor_t tensor = strided(data, 0, 0, 0);
   tensor.flags = CUFLASH_TENSOR_DENSE;
   return tensor;
+}
+
+/** A cache in pages, named by a block table [batch, columns] of int32_t or int64_t; stride: from one of its rows to
+ * the next. max_len / page_size columns, rounded up, are read. */
+template <class Id>
+void set_block_table(cuflash_kv_cache_t& cache, const Id* table, int64_t stride) noexcept {
+  static_assert(std::is_integral<Id>::value && (sizeof(Id) == 4 || sizeof(Id) == 8),
+                "page ids have 32 or 64 bits");
+  cache.layout = CUFLASH_CACHE_PAGED;
+  cache.id_bits = static_cast<int32_t>(8 * sizeof(Id));
+  cache.block_table = table;
+  cache.block_table_stride = stride;
+}
+
+/** Likewise by a list: those of sequence b at indices[indptr[b]] to before indices[indptr[b + 1]]. */
+template <class Id>
+void set_page_list(cuflash_kv_cache_t& cache, const int32_t* indptr, const Id* indices) noexcept {
+  static_assert(std::is_integral<Id>::value && (sizeof(Id) == 4 || sizeof(Id) == 8),
+                "page ids have 32 or 64 bits");
+  cache.layout = CUFLASH_CACHE_PAGED_CSR;
+  cache.id_bits = static_cast<int32_t>(8 * sizeof(Id));
+  cache.page_indptr = indptr;
+  cache.page_indices = indices;
 }
 
 // ---- positional functions, overloaded by dtype --------------------------------------------------

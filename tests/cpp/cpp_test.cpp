@@ -317,6 +317,195 @@ TEST(Structs, TensorsTakeTheDtypeOfTheirPointer) {
   EXPECT_EQ(strided.head_stride, 20);
   EXPECT_EQ(strided.row_stride, 10);
   EXPECT_EQ(cuflash::dense(reinterpret_cast<const __nv_bfloat16*>(values)).dtype, CUFLASH_BF16);
+  EXPECT_EQ(cuflash::dense(reinterpret_cast<__nv_fp8_e4m3*>(values)).dtype, CUFLASH_FP8_E4M3);
+  EXPECT_EQ(cuflash::dense(reinterpret_cast<__nv_fp8_e5m2*>(values)).dtype, CUFLASH_FP8_E5M2);
+  EXPECT_EQ(cuflash::dense(reinterpret_cast<int8_t*>(values)).dtype, CUFLASH_INT8);
+
+  const cuflash_tensor_t int4 = cuflash::strided_int4(values, 30, 20, 10);
+  EXPECT_EQ(int4.data, values);
+  EXPECT_EQ(int4.dtype, CUFLASH_INT4);
+  EXPECT_EQ(int4.batch_stride, 60);
+  EXPECT_EQ(int4.head_stride, 40);
+  EXPECT_EQ(int4.row_stride, 20);
+}
+
+// ---- caches -------------------------------------------------------------------------------------------
+
+constexpr int kPage = 4, kPages = 6, kSlots = 12;
+
+// Keys of int8 and values of int4 in pages, with what each element stands for.
+struct Pool {
+  std::vector<int8_t> k =
+      std::vector<int8_t>(static_cast<size_t>(kPages) * kHeadsKv * kPage * kDim);
+  std::vector<unsigned char> v = std::vector<unsigned char>(k.size() / 2);
+  std::vector<int64_t> table = {5, 0, 2, 1, 4, INT64_MAX};  // [kBatch, 3]; the last is not used
+  std::vector<int32_t> lengths = {11, 6};
+  float scale = 0.05f, zero = 1.5f;
+
+  Pool() {
+    for (size_t n = 0; n < k.size(); ++n) k[n] = static_cast<int8_t>((n * 37 + 11) % 255 - 127);
+    for (size_t n = 0; n < v.size(); ++n) v[n] = static_cast<unsigned char>(n * 29 + 7);
+  }
+
+  cuflash_kv_cache_t cache() {
+    auto cache = cuflash::make<cuflash_kv_cache_t>();
+    cache.k = cuflash::dense(k.data());
+    cache.v =
+        cuflash::strided_int4(v.data(), kHeadsKv * kPage * kDim / 2, kPage * kDim / 2, kDim / 2);
+    cache.num_pages = kPages;
+    cache.page_size = kPage;
+    cache.max_len = kSlots;
+    cache.lengths = lengths.data();
+    cache.k_scale = cache.v_scale = &scale;
+    cache.k_zero = cache.v_zero = &zero;
+    cuflash::set_block_table(cache, table.data(), 3);
+    return cache;
+  }
+
+  // The elements of sequence b as floats, dense [1, kHeadsKv, length, kDim].
+  std::vector<float> values(int b, bool of_v) const {
+    std::vector<float> result;
+    for (int head = 0; head < kHeadsKv; ++head)
+      for (int slot = 0; slot < lengths[static_cast<size_t>(b)]; ++slot)
+        for (int d = 0; d < kDim; ++d) {
+          const int64_t page = table[static_cast<size_t>(b * 3 + slot / kPage)];
+          const auto at =
+              static_cast<size_t>(((page * kHeadsKv + head) * kPage + slot % kPage) * kDim + d);
+          const int nibble = v[at / 2] >> (at % 2 * 4) & 15;
+          const int stored = of_v ? (nibble ^ 8) - 8 : k[at];
+          result.push_back((static_cast<float>(stored) - zero) * scale);
+        }
+    return result;
+  }
+};
+
+cuflash_problem_t decode_problem(const std::vector<float>& q, std::vector<float>& o, int tokens) {
+  auto problem = cuflash::make<cuflash_problem_t>();
+  problem.batch = kBatch;
+  problem.heads_q = kHeads;
+  problem.heads_kv = kHeadsKv;
+  problem.len_q = tokens;
+  problem.head_dim = kDim;
+  problem.q = cuflash::dense(q.data());
+  problem.o = cuflash::dense(o.data());
+  return problem;
+}
+
+std::vector<float> some(size_t count, unsigned seed) {
+  std::vector<float> result;
+  for (size_t n = 0; n < count; ++n)
+    result.push_back(static_cast<float>((n * 53 + seed * 17) % 101) / 50 - 1);
+  return result;
+}
+
+// The result of each sequence by itself over dense keys, by the positional function.
+std::vector<float> alone(const std::vector<float>& q, const Pool& pool, int tokens, int causal) {
+  std::vector<float> result;
+  const size_t rows = static_cast<size_t>(kHeads) * static_cast<size_t>(tokens) * kDim;
+  cuflash_set_default_device(CUFLASH_DEVICE_CPU);
+  for (int b = 0; b < kBatch; ++b) {
+    std::vector<float> o(rows);
+    const std::vector<float> k = pool.values(b, false), v = pool.values(b, true);
+    cuflash::check(cuflash::attention_forward_gqa(
+        q.data() + rows * static_cast<size_t>(b), k.data(), v.data(), o.data(), nullptr, 1, kHeads,
+        kHeadsKv, tokens, pool.lengths[static_cast<size_t>(b)], kDim, 0.25f, causal));
+    result.insert(result.end(), o.begin(), o.end());
+  }
+  cuflash_set_default_device(CUFLASH_DEVICE_CURRENT);
+  return result;
+}
+
+TEST(Caches, PagesByATableAndByAList) {
+  const cuflash::Handle cpu(CUFLASH_DEVICE_CPU);
+  Pool pool;
+  const std::vector<float> q = some(kBatch * kHeads * kDim, 1);
+  const std::vector<float> wanted = alone(q, pool, 1, 0);
+  const int32_t indptr[] = {0, 3, 5}, indices[] = {5, 0, 2, 1, 4};
+  for (const bool listed : {false, true}) {
+    std::vector<float> o(q.size());
+    cuflash_kv_cache_t cache = pool.cache();
+    if (listed) {
+      cache.block_table = nullptr;
+      cache.block_table_stride = 0;
+      cuflash::set_page_list(cache, indptr, indices);
+    }
+    const cuflash_problem_t problem = decode_problem(q, o, 1);
+    cuflash::check(cuflash_attention_decode(cpu, &problem, &cache, nullptr));
+    EXPECT_THAT(o, testing::Pointwise(testing::FloatNear(1e-5f), wanted));
+  }
+}
+
+// A chain of tokens: what a causal mask shows.
+TEST(Caches, TreeMask) {
+  const cuflash::Handle cpu(CUFLASH_DEVICE_CPU);
+  Pool pool;
+  const std::vector<float> q = some(kBatch * kHeads * 3 * kDim, 2);
+  std::vector<float> o(q.size());
+  const uint32_t words[] = {1, 3, 7};
+  cuflash_problem_t problem = decode_problem(q, o, 3);
+  problem.tree_mask = words;
+  problem.tree_mask_row_stride = 1;
+  problem.flags = CUFLASH_PROBLEM_DETERMINISTIC | CUFLASH_PROBLEM_BATCH_INVARIANT;
+  problem.sm_margin = 2;
+  const cuflash_kv_cache_t cache = pool.cache();
+  cuflash::check(cuflash_attention_decode(cpu, &problem, &cache, nullptr));
+  EXPECT_THAT(o, testing::Pointwise(testing::FloatNear(1e-5f), alone(q, pool, 3, 1)));
+}
+
+// Tokens that the formats can hold exactly are found again where they were sent; then all attend.
+TEST(Caches, AppendThenDecode) {
+  const cuflash::Handle cpu(CUFLASH_DEVICE_CPU);
+  Pool pool, before = pool;
+  pool.lengths = {10, 5};
+  std::vector<float> k, v;
+  for (const bool of_v : {false, true})
+    for (int n = 0; n < kBatch * kHeadsKv * kDim; ++n)
+      (of_v ? v : k).push_back((static_cast<float>(n * 5 % 15 - 7) - pool.zero) * pool.scale);
+  auto append = cuflash::make<cuflash_kv_append_t>();
+  append.batch = kBatch;
+  append.heads_kv = kHeadsKv;
+  append.len = 1;
+  append.head_dim = kDim;
+  append.k = cuflash::dense(k.data());
+  append.v = cuflash::dense(v.data());
+  cuflash_kv_cache_t cache = pool.cache();
+  cuflash::check(cuflash_kv_cache_append(cpu, &cache, &append, nullptr));
+  EXPECT_EQ(pool.lengths, (std::vector<int32_t>{10, 5}));
+  pool.lengths = {11, 6};
+  for (int b = 0; b < kBatch; ++b)
+    for (const bool of_v : {false, true}) {
+      std::vector<float> wanted = before.values(b, of_v);
+      const int length = pool.lengths[static_cast<size_t>(b)];
+      for (int head = 0; head < kHeadsKv; ++head)
+        for (int d = 0; d < kDim; ++d)
+          wanted[static_cast<size_t>((head * length + length - 1) * kDim + d)] =
+              (of_v ? v : k)[static_cast<size_t>((b * kHeadsKv + head) * kDim + d)];
+      EXPECT_THAT(pool.values(b, of_v), testing::Pointwise(testing::FloatNear(1e-6f), wanted));
+    }
+  const std::vector<float> q = some(kBatch * kHeads * kDim, 3);
+  std::vector<float> o(q.size());
+  const cuflash_problem_t problem = decode_problem(q, o, 1);
+  cache = pool.cache();
+  cuflash::check(cuflash_attention_decode(cpu, &problem, &cache, nullptr));
+  EXPECT_THAT(o, testing::Pointwise(testing::FloatNear(1e-5f), alone(q, pool, 1, 0)));
+}
+
+TEST(Caches, RefusalsAreExceptions) {
+  const cuflash::Handle cpu(CUFLASH_DEVICE_CPU);
+  Pool pool;
+  const std::vector<float> q = some(kBatch * kHeads * kDim, 4);
+  std::vector<float> o(q.size());
+  const cuflash_problem_t problem = decode_problem(q, o, 1);
+  cuflash_kv_cache_t cache = pool.cache();
+  cuflash::set_block_table(cache, static_cast<const int32_t*>(nullptr), 3);
+  EXPECT_EQ(cache.id_bits, 32);
+  try {
+    cuflash::check(cuflash_attention_decode(cpu, &problem, &cache, nullptr));
+    FAIL() << "no exception";
+  } catch (const cuflash::Error& error) {
+    EXPECT_EQ(error.status(), CUFLASH_ERROR_NULL_POINTER);
+    EXPECT_THAT(error.what(), HasSubstr("cache.block_table: is NULL"));
+  }
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 #ifdef CUFLASH_HEADER_LAST
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
 #endif
 #include <cuflash.hpp>
 #ifndef CUFLASH_HEADER_LAST
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -32,6 +34,8 @@ struct Older {
 
 static_assert(cuflash::dtype_of<half>::value == CUFLASH_F16, "");
 static_assert(cuflash::dtype_of<__nv_bfloat16>::value == CUFLASH_BF16, "");
+static_assert(cuflash::dtype_of<__nv_fp8_e4m3>::value == CUFLASH_FP8_E4M3, "");
+static_assert(cuflash::dtype_of<__nv_fp8_e5m2>::value == CUFLASH_FP8_E5M2, "");
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """cuflash.hpp and the older include path in C++11 to C++20, by every compiler found, without a warning:
-the headers alone, the example on the CPU device, and a program for releases up to 0.6.
+the headers alone, the examples on the CPU device, and a program for releases up to 0.6.
 
     dialects.py SOURCE_FOLDER LIBRARY [--cuda]
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 COMPILERS = ["g++", "clang++"]
 DIALECTS = ["c++11", "c++14", "c++17", "c++20"]
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wold-style-cast", "-Werror"]
-# The example casts as people do.
+# The examples cast as people do.
 USUAL = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
@@ -74,13 +74,13 @@ class Checks:
         run([*command, *STRICT, self.include, "-x", "c++", "-fsyntax-only", "-"],
             input="#include <cuflash/flash_attention.h>\n")
 
-    def example(self, command: list) -> None:
-        program = self.work / "example"
-        run([*command, *USUAL, self.include, self.source / "examples" / "cpp" / "forward.cpp",
-             "-o", program, *self.link])
-        output = run([program]).stdout
-        if "largest error" not in output:
-            raise Failed(f"the example printed {output!r}")
+    def examples(self, command: list) -> None:
+        for example in sorted((self.source / "examples" / "cpp").glob("*.cpp")):
+            program = self.work / "example"
+            run([*command, *USUAL, self.include, example, "-o", program, *self.link])
+            output = run([program]).stdout
+            if "largest error" not in output:
+                raise Failed(f"{example.name} printed {output!r}")
 
     def older_program(self, command: list, toolkit: Path) -> None:
         cuda = ["-isystem", toolkit / "include"]
@@ -141,7 +141,7 @@ def main() -> int:
             for dialect in DIALECTS:
                 command = [compiler, f"-std={dialect}"]
                 check(f"{compiler} {dialect} headers alone", checks.header_alone, command)
-                check(f"{compiler} {dialect} example", checks.example, command)
+                check(f"{compiler} {dialect} examples", checks.examples, command)
                 if toolkit:
                     check(f"{compiler} {dialect} older program", checks.older_program, command,
                           toolkit)
