@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 API = json.loads((ROOT / "bindings" / "cuflash.json").read_text())
 # What the pages include beside docs/ itself.
-SOURCES = ["docs", "include", "examples", "bindings/rust/cuflash/examples",
+SOURCES = ["docs", "include", "examples", "bindings/rust/cuflash/examples", "bindings/rust/cuflash/README.md",
            "bindings/julia/CUFlash.jl/examples", "CHANGELOG.md", "CONTRIBUTING.md"]
 
 if not shutil.which("doxygen"):

@@ -5,6 +5,7 @@ import cuflash
 import numpy as np
 import pytest
 from arrays import poisoned, random
+from test_arrays import OnlyDlpack, OnlyInterface
 from test_features import SCALE, Plain, near
 
 BATCH, HEADS, HEADS_KV, LEN_Q, DIM, DIM_V, PAGE, MAX_LEN = 3, 4, 2, 3, 40, 48, 4, 12
@@ -209,8 +210,30 @@ def test_dtypes_of_arrays_tell(rng):
     codes, name, values = stored(rng, (1, 1, 6, 8), "float8_e4m3fn")
     q = random(rng, (1, 2, 1, 8))
     told = cuflash.decode(q, cuflash.KVCache(codes, codes, k_dtype=name, v_dtype=name), scale=SCALE)
-    assert np.array_equal(told, cuflash.decode(q, cuflash.KVCache(*[codes.view(ml_dtypes.float8_e4m3fn)] * 2), scale=SCALE))
+    typed = codes.view(ml_dtypes.float8_e4m3fn)
+    assert np.array_equal(told, cuflash.decode(q, cuflash.KVCache(typed, typed), scale=SCALE))
     near(told, exact(q, values, values, [6])[0], 1e-5)
+
+
+@pytest.mark.parametrize("wrap", [OnlyInterface, lambda x: OnlyDlpack(x, True), lambda x: OnlyDlpack(x, False)])
+def test_protocols_of_the_host(rng, wrap):
+    """Bytes, small integers, tables and words of arrays that are not NumPy's."""
+    q, out = random(rng, (2, 4, 3, 8)), poisoned((2, 4, 3, 8))
+    k, v = rng.integers(-128, 128, (5, 2, 4, 8)).astype(np.int8), stored(rng, (5, 2, 4, 8), "int4")[0]
+    table, scale = np.array([[4, 0], [2, 3]]), np.full((1,), 0.1, np.float32)
+    words = np.array([[1], [3], [5]], np.uint32)
+
+    def call(wrap, out):
+        cache = cuflash.PagedKVCache(wrap(k), wrap(v), wrap(table), k_scale=wrap(scale), v_scale=wrap(scale),
+                                     v_dtype="int4", lengths=wrap(np.array([8, 5], np.int32)))
+        return cuflash.decode(wrap(q), cache, tree_mask=wrap(words), out=out)
+
+    call(wrap, wrap(out))
+    assert np.array_equal(out, call(lambda x: x, None))
+    new, written = random(rng, (1, 2, 1, 8)), np.zeros((1, 2, 4, 8), np.int8)
+    cuflash.KVCache(wrap(written), wrap(written.copy()), k_scale=wrap(scale), v_scale=wrap(scale)).append(
+        wrap(new), wrap(new), positions=wrap(np.array([[2]], np.int32)))
+    assert written[:, :, 2].any() and not written[:, :, [0, 1, 3]].any()
 
 
 # ---- trees ------------------------------------------------------------------------------------------------
@@ -440,7 +463,8 @@ def ones(*shape, dtype="f4"):
 
 
 def attend(k=POOL, v=POOL, table=TABLE, q=Q, options=None, **further):
-    return lambda: cuflash.decode(q, cuflash.PagedKVCache(k, v, table, **{"lengths": LENS, **further}), **(options or {}))
+    further.setdefault("lengths", LENS)
+    return lambda: cuflash.decode(q, cuflash.PagedKVCache(k, v, table, **further), **(options or {}))
 
 
 def attend_csr(indptr, indices, **further):
@@ -487,9 +511,11 @@ BAD_CALLS = {
     "values besides": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL, POOL), POOL), 8, "v_cache: beside a KVCache"),
     "lengths besides": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL, POOL), lengths=LENS), 8, "lengths: beside"),
     "no values": (lambda: cuflash.decode(Q, POOL), 3, "v_cache: None"),
-    "more values than keys": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL, head_dim_v=9)), 2, "problem.head_dim_v: 9"),
+    "more values than keys": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL, head_dim_v=9)), 2,
+                              "problem.head_dim_v: 9"),
     "entries": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL, POOL, batch_idx=ones(2))), 7, "batch_idx: float32"),
-    "no entries": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL[:0], POOL[:0], batch_idx=LENS)), 2, "k_cache: no entries"),
+    "no entries": (lambda: cuflash.decode(Q, cuflash.KVCache(POOL[:0], POOL[:0], batch_idx=LENS)), 2,
+                   "k_cache: no entries"),
     "tree": (attend(options={"tree_mask": ones(3, 1, 1, dtype="u4")}), 2, "tree_mask: shape"),
     "tree's dtype": (attend(options={"tree_mask": ones(2, 1, 1, dtype="u8")}), 7, "tree_mask: uint64; uint32"),
     "tree's words": (attend(options={"tree_mask": ones(2, 1, 1, dtype="u4"), "tree_mask_len": 33}), 2,

@@ -716,6 +716,21 @@ def test_compiled_step(device):
     assert torch.equal(cache.k, wanted.k) and cache.lengths.tolist() == [n + 2 for n in LENGTHS]
 
 
+def test_compiled_options(device):
+    """Arrays as a cache, in the other layout and with options, of lengths that change."""
+    torch._dynamo.reset()
+
+    def masked(q, k, v, words, lengths):
+        return cuflash_torch.decode(q, k, v, lengths=lengths, tree_mask=words, softcap=3.0, layout="bshd")
+
+    compiled = torch.compile(masked, fullgraph=True, backend="aot_eager", dynamic=True)
+    for batch, slots in ((2, 9), (3, 12), (4, 20)):
+        q, k, v = (normal(device, batch, n, heads, 16) for n, heads in ((2, 4), (slots, 2), (slots, 2)))
+        words = torch.tensor([[1], [3]], dtype=torch.int32, device=device)
+        lengths = torch.full((batch,), slots - 2, dtype=torch.int32, device=device)
+        near(compiled(q, k, v, words, lengths), masked(q, k, v, words, lengths))
+
+
 def test_opcheck_of_caches(device):
     cache, _ = pages(device, dim_v=24)
     q, k, v = normal(device, 2, 4, 1, 32), normal(device, 2, 2, 1, 32), normal(device, 2, 2, 1, 24)

@@ -123,7 +123,7 @@ class PagedKVCache(KVCache):
     so are the scales.
     block_table: int32 or int64 [B, columns], the pages of each sequence in order; any strides with contiguous
     columns. Or indptr: int32 [B + 1] and indices: int32 or int64, the pages of sequence b are
-    indices[indptr[b]] to before indices[indptr[b + 1]].
+    indices[indptr[b]] to before indices[indptr[b + 1]]; that these are there nobody can check.
     max_len: the longest sequence; what is longer is cut, and launches are made for it. Columns * page_size if
     None, which is only for block tables.
     Entries past a sequence's length are not read; an id that is no page hides its keys."""

@@ -55,9 +55,9 @@ _SCHEMAS = (
     f"Tensor? bias=None, Tensor? sinks=None, Tensor? tree_mask=None, {_MODES}, float softcap=0.0, int num_splits=0, "
     f"{_OPTIONS}) -> (Tensor, Tensor)",
     # Without q it is q_out itself that is normed and rotated.
-    f"cache_append(Tensor k, Tensor? v, Tensor? q, Tensor(a!)? q_out, Tensor(b!) k_cache, Tensor(c!)? v_cache, {_CACHE}, "
-    "Tensor? positions=None, Tensor? slot_mapping=None, Tensor? cos=None, Tensor? sin=None, Tensor? q_norm_weight=None, "
-    "Tensor? k_norm_weight=None, bool interleaved=False, float norm_epsilon=0.0) -> ()",
+    "cache_append(Tensor k, Tensor? v, Tensor? q, Tensor(a!)? q_out, Tensor(b!) k_cache, Tensor(c!)? v_cache, "
+    f"{_CACHE}, Tensor? positions=None, Tensor? slot_mapping=None, Tensor? cos=None, Tensor? sin=None, "
+    "Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, bool interleaved=False, float norm_epsilon=0.0) -> ()",
 )
 # A compiler may not hand over other strides than the program has: the channels must stay contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag,
@@ -242,7 +242,8 @@ def _general(q: Tensor, causal: bool, scale: float | None, window: tuple | None,
     return {"bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout_seed": dropout_seed,
             "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k, "tree_mask": tree_mask,
             "tree_mask_len": tree_mask_len, "batch_invariant": batch_invariant, "sm_margin": sm_margin,
-            "softcap": softcap, "dropout_p": dropout_p, "causal": causal, "scale": scale, "window_left": left, "window_right": right,
+            "softcap": softcap, "dropout_p": dropout_p, "causal": causal, "scale": scale, "window_left": left,
+            "window_right": right,
             "align": align if offset is None else "bottom-right", "offset": offset}
 
 

@@ -14,7 +14,7 @@ for sequence b. Without `v` the first `head_dim_v` channels of `k`, or all, are 
 - `block_table`: (columns, B) of `Int32` or `Int64`. `k` and `v` hold pages then, (D, page_size, Hkv, pages), and
   column b of the table names those of sequence b in order.
 - `indptr`, `indices`: likewise with the pages of sequence b at `indices[indptr[b] + 1]` to
-  `indices[indptr[b + 1]]`; `indptr` is a vector of `Int32`, and `max_len` the longest sequence.
+  `indices[indptr[b + 1]]`, which nobody can check; `indptr` is a vector of `Int32`, `max_len` the longest sequence.
 - `max_len`: what is longer is cut; with a `block_table` it is all that there are columns for unless it is given.
 - `k_format`, `v_format`: what an array of `UInt8` holds: `:int4`, two channels in each, the first of them in the low
   half, `:float8_e4m3fn` or `:float8_e5m2`. `Int8` and the types of calls without a cache need none. `head_dim_v`
@@ -118,7 +118,8 @@ end
 "The longest sequence of a cache in pages."
 function paged_len(cache, page_size, batch)
     if cache.block_table === nothing
-        cache.indptr === nothing || cache.indices === nothing && throw(ArgumentError("indices: missing beside indptr"))
+        cache.indptr === nothing || cache.indices === nothing &&
+            throw(ArgumentError("indices: missing beside indptr"))
         cache.max_len === nothing && throw(ArgumentError("max_len: missing; indices do not tell it"))
         return cache.max_len
     end
@@ -202,7 +203,8 @@ function with_append(operate, cache::KVCache, k, v; q = nothing, q_out = nothing
     stored = extents(cache, heads_kv, head_dim, batch, len; chosen_slots = slot_mapping !== nothing)
     heads_kv == stored.fields.heads_kv ||
         throw(DimensionMismatch("k: $heads_kv heads; the cache has $(stored.fields.heads_kv)"))
-    v === nothing || cache.v !== nothing || throw(ArgumentError("v: given, but the cache has no values besides its keys"))
+    v === nothing || cache.v !== nothing ||
+        throw(ArgumentError("v: given, but the cache has no values besides its keys"))
     (q === nothing) == (q_out === nothing) || throw(ArgumentError("q, q_out: one without the other"))
     all_arrays = (k, v, q, q_out, positions, slot_mapping, cos, sin, q_norm_weight, k_norm_weight,
                   arrays(cache)...)

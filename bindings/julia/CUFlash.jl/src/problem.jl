@@ -50,7 +50,8 @@ in one place.
 function with_options(operate, arrays, q, sequences, flags = UInt32(0); causal = false,
                       window = nothing, align = :bottom_right, scale = nothing, softcap = 0,
                       alibi_slopes = nothing, bias = nothing, sinks = nothing,
-                      tree_mask = nothing, tree_mask_len = nothing, dropout_p = 0, dropout_seed = 0, dropout_offset = 0, seqused_q = nothing,
+                      tree_mask = nothing, tree_mask_len = nothing, dropout_p = 0,
+                      dropout_seed = 0, dropout_offset = 0, seqused_q = nothing,
                       seqused_k = nothing, leftpad_k = nothing, deterministic = false,
                       batch_invariant = false, sm_margin = 0, kernel = "", num_splits = 0, target_arch = 0,
                       handle = nothing)

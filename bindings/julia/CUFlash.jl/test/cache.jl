@@ -142,7 +142,8 @@ end
         q_out = fill(NaN32, size(q))
         norms = (k_norm_weight = weights[1], q_norm_weight = weights[2])
         if by_slots
-            slots = [Int64(4 * table[p ÷ 4 + 1, b] + p % 4) for (p, b) in ((positions[t, b], b) for t in 1:len, b in 1:3)]
+            slot(p, b) = Int64(4 * table[p ÷ 4 + 1, b] + p % 4)
+            slots = [slot(positions[t, b], b) for t in 1:len, b in 1:3]
             further = merge(further, (slot_mapping = slots, positions = positions))
             cache.lengths = nothing
         end
@@ -153,8 +154,8 @@ end
         @test q == q_out
         @test before == Int32[5, 0, 2]
         cache.lengths = before .+ Int32(len)
-        sequences = [(of_pages(k_wanted, table[:, b], before[b] + len), of_pages(v_wanted, table[:, b], before[b] + len))
-                     for b in 1:3]
+        after(pool, b) = of_pages(pool, table[:, b], before[b] + len)
+        sequences = [(after(k_wanted, b), after(v_wanted, b)) for b in 1:3]
         @test close_to_sequences(decode(q, cache; causal = true)..., q, sequences; causal = true)
     end
     # Quantised, saturated; what is negative is skipped.
