@@ -53,11 +53,13 @@ struct Call {
   std::vector<float> o = untouched(kQueries * kDim), lse = untouched(kQueries),
                      dq = untouched(kQueries * kDim), dk = untouched(kKeys * kDim),
                      dv = untouched(kKeys * kDim);
+  uint32_t words = ~0u;
   std::vector<unsigned char> workspace;
   cuflash::Handle handle{CUFLASH_DEVICE_CPU};
   cuflash_problem_t problem = cuflash::make<cuflash_problem_t>();
   cuflash_gradients_t gradients = cuflash::make<cuflash_gradients_t>();
   cuflash_kv_cache_t cache = cuflash::make<cuflash_kv_cache_t>();
+  cuflash_kv_append_t append = cuflash::make<cuflash_kv_append_t>();
   cuflash_stream_t stream = nullptr;
   int32_t device = CUFLASH_DEVICE_CPU;
   int32_t option = CUFLASH_OPTION_CPU_THREADS;
@@ -80,6 +82,11 @@ struct Call {
     gradients.dk = cuflash::dense(dk.data());
     gradients.dv = cuflash::dense(dv.data());
     cache.max_len = kLenK;
+    append.batch = kBatch;
+    append.heads_kv = kHeadsKv;
+    append.len = 1;
+    append.head_dim = kDim;
+    append.k = append.v = problem.q;
   }
 
   // Throws cuflash::Error.
@@ -92,6 +99,10 @@ struct Call {
       problem.k = problem.v = {};
       problem.len_k = 0;
       check(cuflash_attention_decode(handle, &problem, &cache, stream));
+    } else if (operation == "append") {
+      cache.k = gradients.dk;
+      cache.v = gradients.dv;
+      check(cuflash_kv_cache_append(handle, &cache, &append, stream));
     } else if (operation == "create") {
       const cuflash::Handle created(device);
     } else if (operation == "option") {
@@ -173,6 +184,15 @@ const std::map<std::string, Spoil>& spoilers() {
       {"window",
        [](Call& c) { c.problem.flags = CUFLASH_PROBLEM_WINDOW, c.problem.window_left = -5; }},
       {"splits", [](Call& c) { c.problem.num_splits = 2000; }},
+      {"tree-mask", [](Call& c) { c.problem.tree_mask = &c.words; }},
+      {"zero-of-floats", [](Call& c) { c.cache.k_zero = c.d_o.data(); }},
+      {"append-nowhere", [](Call&) {}},  // the cache has no lengths
+      {"rotary-dim",
+       [](Call& c) {
+         c.append.cos = c.append.sin = c.d_o.data();
+         c.append.max_position = 1;
+         c.append.rotary_dim = c.kDim + 2;
+       }},
       {"kernel-unknown", [](Call& c) { c.problem.kernel = "nonsense"; }},
       {"kernel-refuses", [](Call& c) { c.problem.kernel = "fwd_reference"; }},
       {"option", [](Call& c) { c.value = -1; }},

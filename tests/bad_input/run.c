@@ -17,6 +17,7 @@ typedef struct {
   cuflash_problem_t problem;
   cuflash_gradients_t gradients;
   cuflash_kv_cache_t cache;
+  cuflash_kv_append_t append;
   cuflash_handle_t handle;
   cuflash_stream_t stream;
   int32_t device;
@@ -84,6 +85,12 @@ static void prepare(call_t* c, cuflash_handle_t handle) {
   c->cache.v = c->problem.v;
   c->cache.max_len = SK;
   c->cache.lengths = c->lengths;
+  cuflash_kv_append_init(&c->append, sizeof c->append);
+  c->append.batch = B;
+  c->append.heads_kv = HKV;
+  c->append.len = 1;
+  c->append.head_dim = D;
+  c->append.k = c->append.v = c->problem.q;
   c->handle = handle;
   c->device = CUFLASH_DEVICE_CPU;
   c->option = CUFLASH_OPTION_CPU_THREADS;
@@ -99,6 +106,11 @@ static cuflash_status_t make(call_t* c, const char* operation) {
     memset(&c->problem.v, 0, sizeof c->problem.v);
     c->problem.len_k = 0;
     return cuflash_attention_decode(c->handle, &c->problem, &c->cache, c->stream);
+  }
+  if (strcmp(operation, "append") == 0) {
+    c->cache.k = c->gradients.dk;
+    c->cache.v = c->gradients.dv;
+    return cuflash_kv_cache_append(c->handle, &c->cache, &c->append, c->stream);
   }
   if (strcmp(operation, "create") == 0) return cuflash_create(&c->handle, c->device);
   if (strcmp(operation, "option") == 0) return cuflash_set_option(c->handle, c->option, c->value);
@@ -141,6 +153,17 @@ static void window(call_t* c) {
   c->problem.window_left = -5;
 }
 static void splits(call_t* c) { c->problem.num_splits = 2000; }
+static void tree_mask(call_t* c) {
+  static const uint32_t words[1] = {~0u};
+  c->problem.tree_mask = words;
+}
+static void zero_of_floats(call_t* c) { c->cache.k_zero = c->d_o; }
+static void append_nowhere(call_t* c) { c->cache.lengths = NULL; }
+static void rotary_dim(call_t* c) {
+  c->append.cos = c->append.sin = c->d_o;
+  c->append.max_position = 1;
+  c->append.rotary_dim = D + 2;
+}
 static void kernel_unknown(call_t* c) { c->problem.kernel = "nonsense"; }
 static void kernel_refuses(call_t* c) { c->problem.kernel = "fwd_reference"; }
 static void option(call_t* c) { c->value = -1; }
@@ -189,6 +212,10 @@ static const struct {
     {"scale-nan", scale_nan},
     {"window", window},
     {"splits", splits},
+    {"tree-mask", tree_mask},
+    {"zero-of-floats", zero_of_floats},
+    {"append-nowhere", append_nowhere},
+    {"rotary-dim", rotary_dim},
     {"kernel-unknown", kernel_unknown},
     {"kernel-refuses", kernel_refuses},
     {"option", option},

@@ -86,6 +86,10 @@ class Good:
         return cuflash.decode(self.q, self.k, self.v, out=self.out, **changes)
 
 
+    def append(self, **changes):
+        return cuflash.KVCache(self.out, self.out.copy()).append(self.q[:, :, :1], self.q[:, :, :1], **changes)
+
+
 class OnGpu:
     """An array whose memory, so it says, is on a GPU."""
 
@@ -168,6 +172,10 @@ CALLS = {
     "scale-negative": lambda g: g.forward(scale=-1.0),
     "scale-nan": lambda g: g.forward(scale=float("nan")),
     "window": lambda g: g.forward(window=(-5, 0)),
+    "tree-mask": lambda g: g.backward(tree_mask=np.ones((1, 1), np.uint32)),
+    "zero-of-floats": lambda g: cuflash.decode(g.q, cuflash.KVCache(g.k, g.v, k_zero=np.ones(1, "f4")), out=g.out),
+    "append-nowhere": lambda g: g.append(),
+    "rotary-dim": lambda g: g.append(cos=np.ones((9, 5), "f4"), sin=np.ones((9, 5), "f4")),
     "splits": lambda g: g.decode(num_splits=2000),
     "splits-too-wide": lambda g: g.decode(num_splits=2**32 + 1),
     "kernel-unknown": lambda g: g.forward(kernel="nonsense"),

@@ -58,6 +58,9 @@ with_o(c; keywords...) = attention!(c.o, c.q, c.k, c.v; keywords...)
 set_option(key, value) = CUFlash.set_option!(CUFlash.Handle(:cpu), key, value)
 wide() = zeros(Float32, 577, 1, 1, 1)
 
+append_to(c; keywords...) =
+    append!(KVCache(c.o, copy(c.o)), c.q[:, 1:1, :, :], c.q[:, 1:1, :, :]; keywords...)
+
 const BAD_CALLS = Dict(
     "dtype" => c -> attention!(Float64.(c.o), Float64.(c.q), Float64.(c.k), Float64.(c.v)),
     "dtype-of-k" => c -> attention!(c.o, c.q, Float16.(c.k), c.v),
@@ -84,6 +87,11 @@ const BAD_CALLS = Dict(
     "scale-negative" => c -> with_o(c; scale = -1),
     "scale-nan" => c -> with_o(c; scale = NaN),
     "window" => c -> with_o(c; window = (-5, 0)),
+    "tree-mask" => c -> attention_backward(c.q, c.q, c.k, c.v, c.q, zeros(Float32, 5, 4, 2);
+                                           tree_mask = ones(UInt32, 1)),
+    "zero-of-floats" => c -> decode!(c.o, c.q, KVCache(c.k, c.v; k_zero = ones(Float32, 1))),
+    "append-nowhere" => c -> append_to(c),
+    "rotary-dim" => c -> append_to(c; cos = ones(Float32, 5, 9), sin = ones(Float32, 5, 9)),
     "splits" => c -> decode!(c.o, c.q, c.k, c.v; num_splits = 2000),
     "splits-too-wide" => c -> decode!(c.o, c.q, c.k, c.v; num_splits = 2^32 + 1),
     "kernel-unknown" => c -> with_o(c; kernel = "nonsense"),

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use cuflash::{
-    merge, Attention, Buffer, BufferMut, Cache, Decode, Device, Gradients, Handle, LseBase, Place,
-    Result, Setting, Status, Stream, Tensor, TensorMut, View, ViewMut,
+    merge, Append, Attention, Buffer, BufferMut, Cache, CacheMut, Decode, Device, Gradients,
+    Handle, LseBase, Pairs, Place, Result, Setting, Status, Stream, Tensor, TensorMut, View,
+    ViewMut,
 };
 
 const Q: [usize; 4] = [2, 4, 5, 8];
@@ -100,6 +101,41 @@ fn decode(data: &mut Data, lengths: &[i32], splits: u16) -> Result<()> {
         &mut TensorMut::new(&mut data.out, Q)?,
         None,
     )
+}
+
+fn tree_mask(data: &mut Data) -> Result<()> {
+    let (mut dq, mut dk, mut dv) = (data.queries.clone(), data.keys.clone(), data.keys.clone());
+    let problem =
+        Attention::new(data.q(), data.k(), data.k())?.tree_mask(View::new(&[1], [1, 1, 1])?, 5);
+    let gradients = Gradients {
+        dq: &mut TensorMut::new(&mut dq, Q)?,
+        dk: &mut TensorMut::new(&mut dk, K)?,
+        dv: &mut TensorMut::new(&mut dv, K)?,
+    };
+    problem.backward(&cpu(), data.q(), View::new(&data.lse, LSE)?, data.q(), gradients)
+}
+
+fn zero_of_floats(data: &mut Data) -> Result<()> {
+    let (q, k) = (Tensor::new(&data.queries, Q)?, Tensor::new(&data.keys, K)?);
+    let cache = Cache::new(k, k)?.k_zero(View::new(&[1.0_f32], [1, 1, 1, 1])?);
+    Decode::new(q, cache)?.decode(&cpu(), &mut TensorMut::new(&mut data.out, Q)?, None)
+}
+
+/// Into memory that must stay as it is.
+fn append(
+    data: &mut Data,
+    change: impl for<'a> FnOnce(Append<'a, f32>) -> Result<Append<'a, f32>>,
+) -> Result<()> {
+    let new = Tensor::strided(&data.keys, [2, 4, 1, 8], [0, 8, 8, 1])?;
+    let mut cache = CacheMut::values_in_keys(TensorMut::new(&mut data.out, Q)?, 8);
+    change(Append::keys(new))?.append(&cpu(), &mut cache)
+}
+
+fn rotary_dim(data: &mut Data) -> Result<()> {
+    append(data, |append| {
+        let angles = View::new(&[1.0; 5], [1, 5])?;
+        Ok(append.rotate(angles, angles, Pairs::Apart))
+    })
 }
 
 fn q_on_a_device(data: &mut Data) -> Result<()> {
@@ -225,6 +261,10 @@ const CALLS: &[(&str, Call)] = &[
     ("scale-negative", |data| forward(data, |problem| problem.scale(-1.0))),
     ("scale-nan", |data| forward(data, |problem| problem.scale(f32::NAN))),
     ("splits", |data| decode(data, &[7, 5], 2000)),
+    ("tree-mask", tree_mask),
+    ("zero-of-floats", zero_of_floats),
+    ("append-nowhere", |data| append(data, |append| Ok(append))),
+    ("rotary-dim", rotary_dim),
     ("kernel-unknown", |data| forward(data, |problem| problem.kernel(c"nonsense"))),
     ("kernel-refuses", |data| forward(data, |problem| problem.kernel(c"fwd_reference"))),
     ("option", |_| cpu().set(Setting::CpuThreads, -1)),
