@@ -299,6 +299,8 @@ class Tensors {
                   CUFLASH_ERROR_MISALIGNED, "%s: address %p; must be a multiple of %lld", name,
                   data, static_cast<ll>(item_bytes));
     if (purpose_ == Purpose::kQuery || data == nullptr || count <= 0) return CUFLASH_SUCCESS;
+    CUFLASH_CHECK(count <= (int64_t{1} << 61) / item_bytes, CUFLASH_ERROR_INVALID_VALUE,
+                  "%s: %lld elements reach past 2^61 bytes", name, static_cast<ll>(count));
     NamedBox& named = role == Role::kOutput ? out_[outputs_++] : in_[inputs_++];
     named.name = name;
     named.box.base = reinterpret_cast<uintptr_t>(data);

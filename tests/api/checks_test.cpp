@@ -633,6 +633,11 @@ TEST(Checks, LayoutsOfCaches) {
        [&](SmallProblem& s) { paged(s), s.cache.num_pages = -1; }},
       {"cache.block_table_stride", kValue,
        [&](SmallProblem& s) { paged(s), s.cache.block_table_stride = -1; }},
+      {"cache.block_table", kValue,  // 2^63 bytes, of sequences without queries
+       [&](SmallProblem& s) {
+         paged(s), s.cache.block_table_stride = 0x7fffffff;
+         s.decode_problem.batch = 0x7fffffff, s.decode_problem.len_q = 0;
+       }},
       {"cache.block_table", kNull,
        [&](SmallProblem& s) { paged(s), s.cache.block_table = nullptr; }},
       {"cache.block_table", CUFLASH_ERROR_MISALIGNED,

@@ -534,6 +534,9 @@ BAD_CALLS = {
     "append codes": (write(k=NEW.astype("i1"), v=None), 7, "k: int8; float32"),
     "append queries": (write(q=ones(2, 4, 2, 8)), 2, "q: shape"),
     "append q_out": (write(q_out=Q), 8, "q_out: given without q"),
+    "no channels of values": (lambda: cuflash.decode(Q[:1], cuflash.KVCache(POOL[:1], head_dim_v=0)), 6, "head_dim_v: 0"),
+    "append no channels of values": (lambda: cuflash.KVCache(POOL[:2], POOL[:2, ..., :0], lengths=LENS).append(
+        NEW, NEW[..., :0]), 2, "v_cache: no channels"),
     "append q's norm": (write(q_norm_weight=ones(8)), 8, "q_norm_weight: given without q"),
     "append positions": (write(positions=np.zeros(2, np.int32)), 2, "positions: shape"),
     "append positions' dtype": (write(positions=np.zeros((2, 1))), 7, "positions: float64 .*int32"),

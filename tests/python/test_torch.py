@@ -691,6 +691,10 @@ def test_append(device, layout):
     for got, other in ((cache.k, wanted.k), (cache.v, wanted.v)):
         assert torch.equal(got, other)
     assert cuflash_torch.append(cache, k, v, **options) is None
+    kept = q.clone()
+    with pytest.raises(cuflash.Error, match="q_out: given without q"):
+        cuflash_torch.append(cache, k, v, q_out=q, **options)
+    assert torch.equal(q, kept)
     out = torch.empty_like(q)
     cuflash_torch.append(cache, k, q=q, q_out=out, **options)
     assert torch.equal(out, wanted_q)

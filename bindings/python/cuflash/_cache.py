@@ -97,6 +97,8 @@ class KVCache:
             _problem.check_shape(v, (*k.shape[:3], head_dim_v), self.layout)
             _problem.check_some(v, v.shape[3], "channels", head_dim)
             fields["v"] = _tensor(v, v_code)
+        if head_dim_v < 1:  # 0 would be head_dim to the library
+            refuse(raw.CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, f"head_dim_v: {head_dim_v}; at least 1")
         if "lengths" in arrays:
             fields["lengths"] = integers(arrays["lengths"], batch)
         if any([name in arrays for name in _SCALES]):

@@ -186,6 +186,8 @@ def append(cache: KVCache, k: Tensor, v: Tensor | None = None, *, q: Tensor | No
            sin: Tensor | None = None, interleaved: bool = False, q_norm_weight: Tensor | None = None,
            k_norm_weight: Tensor | None = None, norm_epsilon: float = 0.0, layout: str = "bhsd") -> Tensor | None:
     """As cache.append(), on tensors, for torch.compile too. It has no gradients."""
+    if q is None and q_out is not None:  # to the operator that is q in place
+        refuse(raw.CUFLASH_ERROR_INVALID_VALUE, "q_out: given without q")
     in_place = q_out is q
     if layout != "bhsd":
         _problem.check_layout(layout)

@@ -210,6 +210,10 @@ impl<'a> Cache<'a> {
             (Some(v), None) => v.grid().shape[3] * if v.dtype == sys::CUFLASH_INT4 { 2 } else { 1 },
             (None, None) => head_dim,
         };
+        // The library takes 0 for head_dim.
+        if head_dim_v == 0 {
+            return Err(Error::new(Status::UnsupportedHeadDim, "v: no channels"));
+        }
         if let Some(v) = v {
             expect_channels("v", v, head_dim_v)?;
         }

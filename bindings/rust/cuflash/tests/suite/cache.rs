@@ -370,6 +370,8 @@ fn what_is_refused() {
     refused(decode(fours.head_dim_v(9)), DimensionMismatch, "v: shape");
     let too_many = Decode::new(q, Cache::values_in_keys(pool, 9)).unwrap();
     refused(too_many.workspace_size(&cpu()), DimensionMismatch, "head_dim_v: 9");
+    let no_channels = Decode::new(q, Cache::values_in_keys(pool, 0)).map(drop);
+    refused(no_channels, Status::UnsupportedHeadDim, "v: no channels");
     let scale = [1.0_f32; 24];
     let scales = |shape: [usize; 4]| View::new(&scale[..shape.iter().product()], shape).unwrap();
     refused(decode(cache.k_scale(scales([2, 1, 1, 1]))), DimensionMismatch, "k_scale: shape");
@@ -440,6 +442,20 @@ fn what_is_refused() {
     let mut in_keys =
         CacheMut::values_in_keys(TensorMut::new(&mut memory.0, [3, 2, 2, 8]).unwrap(), 8);
     let both = Tensor::new(&row, [2, 2, 1, 8]).unwrap();
+    let nothing = Tensor::new(&row[..0], [1, 1, 1, 0]).unwrap();
+    let (mut keys, mut values) = ([0.0_f32; 8], [0.0_f32; 0]);
+    let mut one_slot = CacheMut::new(
+        TensorMut::new(&mut keys, [1, 1, 1, 8]).unwrap(),
+        TensorMut::new(&mut values, [1, 1, 1, 0]).unwrap(),
+    )
+    .unwrap();
+    let one_key = Tensor::new(&row[..8], [1, 1, 1, 8]).unwrap();
+    let first = View::new(&[0_i32], [1, 1]).unwrap();
+    refused(
+        Append::new(one_key, nothing).unwrap().positions(first).append(&cpu(), &mut one_slot),
+        Status::UnsupportedHeadDim,
+        "v: no channels",
+    );
     refused(
         Append::new(both, both).unwrap().positions(here).append(&cpu(), &mut in_keys),
         InvalidValue,
