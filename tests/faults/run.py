@@ -154,8 +154,11 @@ def main() -> int:
             kept = options.libraries and (options.libraries / fault.name).resolve()
             folder = kept or work / "lib"
             folder.mkdir(parents=True, exist_ok=True)
+            library = folder / "libcuflash.so.0"
             if build is not None:
-                build.library_with(fault, work, folder / "libcuflash.so.0")
+                build.library_with(fault, work, library)
+            elif not library.exists():  # the tests would not start, which is no find
+                raise RuntimeError(f"{fault.name}: {library} is missing")
             if options.build_only:
                 return []
             return failed_tests(tests, fault.tests, options.device, folder, 300)
