@@ -63,8 +63,8 @@
  * of 1024 (of a 256th where there are more than 2^18), which neither max_len nor sm_margin moves; with num_splits
  * given, into that many. The gradients of what several sequences share (sinks, repeated bias) are sums over the
  * batch, and decode that accumulates may differ in the last bits where max_len differs by whole parts. A batch
- * too large for the kernel of its sequences is refused with 10. SM margin: kernels that size their grid by the device leave that many SMs free, down to
- * one; those with a block for each tile do not heed it.
+ * too large for the kernel of its sequences is refused with 10. SM margin: kernels that size their grid by
+ * the device leave that many SMs free, down to one; those with a block for each tile do not heed it.
  *
  * STREAMS, CAPTURE. A CUDA call only enqueues work on the given stream: it never synchronises and
  * can be captured in a CUDA graph. Lengths given as device pointers are read when the kernel runs.
