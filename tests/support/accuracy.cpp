@@ -78,9 +78,10 @@ BlockErrors errors_of(const Tensor& got, const Tensor& reference, const Samples&
   return errors;
 }
 
-// What fp32 arithmetic may lose to underflow wherever in a sum it happens: weights of exp(-90) are no normal numbers, and
-// the results that they alone make up have no digits that could be right.
-constexpr double kUnderflow = 0x1p-126;
+// What fp32 arithmetic may lose to underflow wherever in a sum it happens: weights below 2^-126 are no normal numbers, and
+// the results that they alone make up have no digits that could be right. Gradients multiply a weight by dP - delta, by
+// the scale and by Q or K, which is left 2^26.
+constexpr double kUnderflow = 0x1p-126 * 0x1p26;
 
 Accuracy verdict(double worst, const std::string& where) { return {worst <= 1, worst, where}; }
 
@@ -168,11 +169,11 @@ Accuracy judge(const Problem& problem, const Inputs& inputs, const Results& got)
   const int64_t work = shape.batch * shape.heads_q * shape.len_q * shape.len_k * shape.head_dim;
   const size_t most_samples = work > 50'000'000 ? 8 : work > 5'000'000 ? 64 : 256;
   Expected& expected = expected_of(problem, inputs);
-  std::deque<Results> from_given_o;
+  std::deque<Results> from_given_forward;
   const auto judge_by_samples = [&](size_t count) {
     std::vector<const Results*> samples;
     for (size_t n = 0; n < count; ++n) samples.push_back(&expected.plain[n]);
-    for (const Results& sample : from_given_o) samples.push_back(&sample);
+    for (const Results& sample : from_given_forward) samples.push_back(&sample);
     return judge_by(problem, got, expected.reference, samples);
   };
   size_t count = 1;
@@ -182,8 +183,9 @@ Accuracy judge(const Problem& problem, const Inputs& inputs, const Results& got)
     count *= 2;
     while (expected.plain.size() < count)
       expected.plain.push_back(plain(problem, inputs, expected.plain.size()));
-    while (problem.operation == Operation::kBackward && from_given_o.size() < count)
-      from_given_o.push_back(plain_from_given_o(problem, inputs, from_given_o.size()));
+    while (problem.operation == Operation::kBackward && from_given_forward.size() < count)
+      from_given_forward.push_back(
+          plain_from_given_forward(problem, inputs, from_given_forward.size()));
     accuracy = judge_by_samples(count);
   }
   return accuracy;

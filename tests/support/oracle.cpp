@@ -138,14 +138,20 @@ struct Matrix {
   }
   const Real* row(int64_t r) const { return by_row.data() + r * dim; }
 
-  // out[r] = a . row r, for begin <= r < end, summed over the channels in the order given
+  // out[r] = a . row r, for begin <= r < end, summed over the channels in the order given; `fused`: with multiplications
+  // that are not rounded, as those of a fused multiply-add.
   void products(const Real* a, const std::vector<int64_t>& channels, int64_t begin, int64_t end,
-                Real* out) const {
+                bool fused, Real* out) const {
     std::fill(out + begin, out + end, Real{0});
     for (const int64_t c : channels) {
       const Real factor = a[c];
       const Real* column = by_channel.data() + c * rows;
-      for (int64_t r = begin; r < end; ++r) out[r] += factor * column[r];
+      if (fused) {
+        for (int64_t r = begin; r < end; ++r)
+          out[r] = static_cast<Real>(static_cast<double>(factor) * column[r] + out[r]);
+      } else {
+        for (int64_t r = begin; r < end; ++r) out[r] += factor * column[r];
+      }
     }
   }
 };
@@ -160,14 +166,16 @@ class Attention {
   using Real = typename Precision::Real;
 
  public:
-  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given_o = false)
+  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given = false)
       : p_(problem),
         in_(inputs),
         precision_{problem.dtype, problem.output_dtype()},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
-        o_of_delta_(given_o ? inputs.o : out_.o),
-        random_(variation) {}
+        forward_o_(given ? inputs.o : out_.o),
+        forward_lse_(given ? inputs.lse : out_.lse),
+        random_(variation),
+        fused_(vary_ && random_.below(2) == 0) {}
 
   Results run() {
     const Shape& s = p_.shape;
@@ -277,7 +285,7 @@ class Attention {
   void forward_row(int64_t b, int64_t head, int64_t i, const Matrix<Real>& k,
                    const Matrix<Real>& v) {
     const std::vector<Real> q = real_row(in_.q, b, head, i);
-    k.products(q.data(), channels_, begin_, end_, scores_.data());
+    k.products(q.data(), channels_, begin_, end_, fused_, scores_.data());
     modify_scores(b, head, i);
     const Real sink = p_.sinks ? static_cast<Real>(in_.sinks.at(0, head, 0))
                                : -std::numeric_limits<Real>::infinity();
@@ -306,7 +314,7 @@ class Attention {
       return std::exp(scores_[j] - m) * factors[part_of(j)];
     };
     for (const int64_t j : visible_) l += weight_of(j);
-    lse_ = empty ? -std::numeric_limits<Real>::infinity() : m + std::log(l);
+    out_.lse.at(b, head, i) = empty ? -std::numeric_limits<Real>::infinity() : m + std::log(l);
     std::vector<Real> o(static_cast<size_t>(v.dim));
     const Real unit = rounding_unit();
     for (const int64_t j : visible_) {
@@ -316,25 +324,25 @@ class Attention {
     }
     for (size_t c = 0; c < o.size(); ++c)
       out_.o.row(b, head, i)[c] = precision_.result(divide_last && !empty ? o[c] / l : o[c]);
-    out_.lse.at(b, head, i) = lse_;
   }
 
-  // Follows forward_row, whose scores and LSE it uses.
+  // Follows forward_row, whose scores it uses.
   void backward_row(int64_t b, int64_t head, int64_t i, const Matrix<Real>& k,
                     const Matrix<Real>& v, Real* dk, Real* dv) {
     const std::vector<Real> q = real_row(in_.q, b, head, i), d_o = real_row(in_.d_o, b, head, i);
-    const std::vector<Real> o = real_row(o_of_delta_, b, head, i);
+    const std::vector<Real> o = real_row(forward_o_, b, head, i);
+    const Real lse = static_cast<Real>(forward_lse_.at(b, head, i));
     Real delta = 0;
     for (size_t c = 0; c < o.size(); ++c) delta += o[c] * d_o[c];
     if (p_.d_lse) delta -= static_cast<Real>(in_.d_lse.at(b, head, i));
-    v.products(d_o.data(), channels_v_, begin_, end_, d_p_.data());
+    v.products(d_o.data(), channels_v_, begin_, end_, fused_, d_p_.data());
     if (p_.sinks && !std::isinf(in_.sinks.at(0, head, 0)))
       d_sinks_[static_cast<size_t>(head)] -=
-          std::exp(static_cast<Real>(in_.sinks.at(0, head, 0)) - lse_) * delta;
+          std::exp(static_cast<Real>(in_.sinks.at(0, head, 0)) - lse) * delta;
     std::vector<Real> dq(q.size());
     const Real unit_p = rounding_unit(), unit_s = rounding_unit();
     for (const int64_t j : visible_) {
-      const Real weight = std::exp(scores_[j] - lse_);
+      const Real weight = std::exp(scores_[j] - lse);
       const Real d_score = weight * (kept_[j] * d_p_[j] - delta);
       if (p_.bias) d_bias_[repeated(in_.bias, b, head, i, j)] += d_score;
       const Real d_s = precision_.operand(d_score * slope_[j], unit_s);
@@ -351,13 +359,13 @@ class Attention {
   const Real scale_;
   const bool vary_;
   Results out_;
-  const Tensor& o_of_delta_;
+  const Tensor &forward_o_, &forward_lse_;  // what the backward pass starts from
   Random random_;
+  const bool fused_;
   std::vector<int64_t> channels_, channels_v_, visible_;
   int64_t begin_ = 0, end_ = 0;
   std::vector<Real> scores_, d_p_, slope_, kept_;
   std::vector<Real> d_bias_, d_sinks_;
-  Real lse_ = 0;
 };
 
 }  // namespace
@@ -370,7 +378,7 @@ Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation) 
   return Attention<SamePrecision>(problem, inputs, variation).run();
 }
 
-Results plain_from_given_o(const Problem& problem, const Inputs& inputs, uint64_t variation) {
+Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation) {
   return Attention<SamePrecision>(problem, inputs, variation, true).run();
 }
 
