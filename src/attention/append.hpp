@@ -58,10 +58,15 @@ CUFLASH_HOST_DEVICE RmsNorm rms_norm(const Team& team, const T* row, int dim, fl
   };
   RmsNorm norm;
   float mean = mean_of_squares(norm.factor);
-  // Squares leave the range of fp32 where x does not: then at another scale.
+  // Squares leave the range of fp32 where x does not: then at another scale, and at a third where no x is a normal number
+  // (epsilon is 0 there).
   if (!(mean >= 0x1p-60f && mean <= 0x1p120f)) {
     norm.factor = mean < 1 ? 0x1p80f : 0x1p-80f;
     mean = mean_of_squares(norm.factor);
+    if (mean < 0x1p-90f) {
+      norm.factor = 0x1p120f;
+      mean = mean_of_squares(norm.factor);
+    }
   }
   norm.inverse = mean == 0 ? 0.0f : 1.0f / sqrtf(mean);
   return norm;

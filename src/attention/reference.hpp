@@ -197,6 +197,10 @@ CUFLASH_HOST_DEVICE void store_output(const Team& team, const FullProblem& p, co
   const int dim_v = static_cast<int>(p.head_dim_v);
   float* lse = p.lse.data == nullptr ? nullptr : p.lse.at(r.sequence.batch, r.head, r.token);
   if (p.f.accumulate_o) {
+    // A row divided by its sum before it is folded, as a single part of it would be: parts without keys change no bit.
+    const float inverse = softmax.inverse_sum();
+    team.for_channels(dim_v, [&](int slot, int) { acc[slot] *= inverse; });
+    softmax = {softmax.lse(), softmax.empty() ? 0.0f : 1.0f};
     const float* o = p.o.row<float>(r.sequence.batch, r.head, r.token);
     const bool empty = *lse == negative_infinity();  // then O may hold anything
     float weight;

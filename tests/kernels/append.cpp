@@ -427,6 +427,15 @@ TEST_P(CasesOfAppend, NormsOfExtremeRows) {
       }
 }
 
+TEST_P(CasesOfAppend, NormsOfSubnormalRows) {
+  for (const double amplitude : {1e-39, 1e-43, 4e-45}) {
+    AppendCase c = rotated(46, 32, true);
+    c.norm_q = c.norm_k = true;
+    c.amplitude = amplitude;
+    expect_append(c);
+  }
+}
+
 // Q, K and V in one tensor [batch, token, head, channel], the queries in place.
 TEST_P(CasesOfAppend, PackedProjections) {
   const AppendCase c = rotated(32, 32, false);

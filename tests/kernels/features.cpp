@@ -695,6 +695,34 @@ TEST_P(FurtherOutputs, AccumulatedResults) {
     }
 }
 
+// What a cache has room for decides how many parts there are, but not what is folded into the running result.
+TEST_P(FurtherOutputs, AccumulatedResultsOfAnyCapacity) {
+  Case tight = make_case(GetParam(), Operation::kDecode, {1, 2, 1, 3, 900, 24}, causal_mask());
+  tight.wide = true;
+  tight.flags = CUFLASH_PROBLEM_ACCUMULATE | CUFLASH_PROBLEM_BATCH_INVARIANT;
+  tight.lengths = {900};
+  on_every_kernel(tight, kEveryDtype, [](const Case& c) {
+    Inputs inputs = make_inputs(c, DataKind::kNormal);
+    inputs.o = Tensor::from(1, 2, 3, 24, [](auto, auto h, auto r, auto ch) {
+      return static_cast<double>(h + 2 * r - ch) / 8;
+    });
+    inputs.lse = Tensor::from(
+        1, 2, 3, 1, [](auto, auto h, auto r, auto) { return static_cast<double>(h + r) + 6.5; });
+    const Results expected = run_ok(c, inputs);
+    Case roomy = c;
+    roomy.shape.len_k = 3000;
+    Inputs more = make_inputs(roomy, DataKind::kNormal, 2);
+    more.q = inputs.q, more.o = inputs.o, more.lse = inputs.lse;
+    for (const auto member : {&Inputs::k, &Inputs::v})
+      (inputs.*member).for_each([&](auto b, auto h, auto r, auto ch, const double& x) {
+        (more.*member).at(b, h, r, ch) = x;
+      });
+    const Results results = run_ok(roomy, more);
+    EXPECT_EQ(results.o.x, expected.o.x);
+    EXPECT_EQ(results.lse.x, expected.lse.x);
+  });
+}
+
 TEST_P(FurtherOutputs, AccumulatedGradients) {
   Case base = make_case(GetParam(), Operation::kBackward, {2, 4, 2, 9, 13, 16}, causal_mask());
   base.wide = true;
