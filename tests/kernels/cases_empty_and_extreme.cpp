@@ -319,6 +319,25 @@ TEST_P(CasesOfExtremeScores, B22_SumOfLargeValues) {
                       });
 }
 
+// Each tile of keys outweighs those before it, by less than what makes a kernel look for another maximum at once, and
+// values are near the end of the type: sums under an older maximum must not overflow.
+TEST_P(CasesOfExtremeScores, B22_LargeValuesUnderARisingMaximum) {
+  for (const Operation operation : {kForward, kDecode})
+    for (const int64_t head_dim : {64, 128})
+      on_every_family(make_case(GetParam(), operation, {1, 1, 1, 2, 3000, head_dim}),
+                      {Dtype::kBf16, Dtype::kF32}, [](const Case& c) {
+                        Inputs in = zero_inputs(c);
+                        set(in.q, [](auto, auto, auto, auto d) { return d == 0; });
+                        set(in.k, [&](auto, auto, auto j, auto d) {
+                          return d ? 0
+                                   : round_to(c.dtype, static_cast<double>(j) / 88 *
+                                                           std::sqrt(c.shape.head_dim));
+                        });
+                        set(in.v, [&](auto, auto, auto, auto) { return round_to(c.dtype, 1e34); });
+                        expect_accurate(c, in);
+                      });
+}
+
 TEST_P(CasesOfExtremeScores, B23_MaximumThatKeepsRising) {
   for (const bool rising : {true, false})
     for (const Operation operation : {kForward, kDecode})

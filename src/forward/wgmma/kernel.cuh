@@ -215,7 +215,8 @@ __device__ void issue_p_v(float (&o)[kCount], const uint32_t (&p)[kSteps][4], ui
 
 // Of a thread's two rows, g and g + 8 of its warp's 16.
 struct RowStates {
-  // What raw scores are compared with, equal in a row's four lanes: the greatest of a tile and of all before it.
+  // What raw scores are compared with, equal in a row's four lanes: the greatest of the first tile, raised to that of each
+  // later one whose weights would outgrow those before it (weigh).
   float m[2] = {negative_infinity(), negative_infinity()};
   float offset[2];      // -m * scale_log2; NaN where weigh() cannot work with m
   float l[2] = {0, 0};  // of the weights that this lane computed
@@ -269,7 +270,9 @@ __device__ void exponentiate(const float (&scores)[kCount], Exponent exponent,
 // A tile's weights under an m that is not their own: good while no lane's part outweighs by this all that it had before.
 // A weight that is most of a row is thus 1 and rounds to itself. Measured without (docs/log/0016): twice the error.
 constexpr float kOutweighs = 8;
-constexpr float kMaxSum = 32768;  // f16 ends at 65504
+// And no greater than this, or values near the end of bf16 overflow sums of O that they do not overflow under the greatest
+// score (16-bit weights themselves end at 65504).
+constexpr float kMaxSum = 256;
 
 // The weights of a tile under the m that there is. Returns the rows (bits) for which this lane asks for another m; if any
 // lane of the warp does, nothing but p has changed.
