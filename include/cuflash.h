@@ -62,9 +62,8 @@
  * kernel is then chosen without regard to the lengths, and decode cuts the keys of a sequence into parts
  * of 1024 (of a 256th where there are more than 2^18), which neither max_len nor sm_margin moves; with num_splits
  * given, into that many. The gradients of what several sequences share (sinks, repeated bias) are sums over the
- * batch, and decode that accumulates may differ in the last bits where max_len differs by whole parts. A batch
- * too large for the kernel of its sequences is refused with 10. SM margin: kernels that size their grid by
- * the device leave that many SMs free, down to one; those with a block for each tile do not heed it.
+ * batch. A batch too large for the kernel of its sequences is refused with 10. SM margin: kernels that size their
+ * grid by the device leave that many SMs free, down to one; those with a block for each tile do not heed it.
  *
  * STREAMS, CAPTURE. A CUDA call only enqueues work on the given stream: it never synchronises and
  * can be captured in a CUDA graph. Lengths given as device pointers are read when the kernel runs.
@@ -133,7 +132,7 @@ typedef int32_t cuflash_status_t;
 enum cuflash_status {
   CUFLASH_SUCCESS = 0, /**< done, or enqueued */
   CUFLASH_ERROR_INVALID_DIMENSION =
-      1, /**< an extent out of range; a scale negative or not finite */
+      1, /**< an extent out of range; a scale negative, not finite or above 2^127 */
   CUFLASH_ERROR_DIMENSION_MISMATCH = 2,   /**< extents that do not fit together */
   CUFLASH_ERROR_NULL_POINTER = 3,         /**< a required pointer is NULL */
   CUFLASH_ERROR_CUDA = 4,                 /**< CUDA refused; see cuflash_last_cuda_error() */
@@ -342,7 +341,7 @@ typedef struct cuflash_problem {
   int64_t tree_mask_row_stride;   /**< 32-bit words; 0 repeats */
   int64_t tree_mask_len;          /**< keys that the bits cover, the last ones; 0: len_q */
 
-  float scale;                /**< with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0 */
+  float scale;                /**< with CUFLASH_PROBLEM_SCALE_SET: 0 to 2^127, 0 means 0 */
   float softcap;              /**< cap of cap * tanh(s / cap), finite; 0: none */
   const void* alibi_slopes;   /**< device [Hq] or [B, Hq]; NULL: none */
   int64_t alibi_batch_stride; /**< elements; 0: [Hq] */
@@ -784,7 +783,7 @@ CUFLASH_API cuflash_status_t cuflash_kernel_info(int32_t index, cuflash_kernel_i
  * float.
  *
  * Q, K, V, O, dO, dQ, dK, dV: [batch, heads, seq_len, head_dim] of the named type; L: [batch, heads,
- * seq_len] fp32, required. scale: finite and >= 0, 0 means 0. causal: only the low byte is read (it
+ * seq_len] fp32, required. scale: 0 to 2^127, 0 means 0. causal: only the low byte is read (it
  * was a bool). Checks in this order: 3 pointers, 1 dimensions (all > 0), 6 head_dim (1 to 256; it
  * was 32, 64 or 128), 1 scale; then as the struct calls.
  * @{ */

@@ -173,7 +173,7 @@ Status check_mask(const cuflash_problem_t& problem, Purpose purpose, Mask* mask)
   return CUFLASH_SUCCESS;
 }
 
-Status check_scale(const cuflash_problem_t& problem, float* scale) {
+Status resolve_scale(const cuflash_problem_t& problem, float* scale) {
   if ((problem.flags & CUFLASH_PROBLEM_SCALE_SET) == 0) {
     CUFLASH_CHECK(problem.scale == 0, CUFLASH_ERROR_INVALID_VALUE,
                   "problem.scale: %g without the flag CUFLASH_PROBLEM_SCALE_SET",
@@ -181,8 +181,7 @@ Status check_scale(const cuflash_problem_t& problem, float* scale) {
     *scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
     return CUFLASH_SUCCESS;
   }
-  CUFLASH_CHECK(std::isfinite(problem.scale) && problem.scale >= 0, CUFLASH_ERROR_INVALID_DIMENSION,
-                "problem.scale: %g; finite and not negative", static_cast<double>(problem.scale));
+  CUFLASH_TRY(check_scale("problem.scale", problem.scale));
   *scale = problem.scale;
   return CUFLASH_SUCCESS;
 }
@@ -653,7 +652,7 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
                 static_cast<ll>(p.heads_q), static_cast<ll>(p.heads_kv));
   CUFLASH_TRY(check_rows("problem.batch * heads_q * len_q", p.batch, p.heads_q, p.len_q));
   CUFLASH_TRY(check_rows("problem.batch * heads_kv * len_k", p.batch, p.heads_kv, p.len_k));
-  CUFLASH_TRY(check_scale(problem, &p.scale));
+  CUFLASH_TRY(resolve_scale(problem, &p.scale));
   CUFLASH_TRY(refuse_problem_fields(problem));
   CUFLASH_TRY(check_ragged(problem, purpose, checked));
   CUFLASH_TRY(check_rows("problem.heads_q * total_q", 1, p.heads_q, problem.total_q));
@@ -1386,6 +1385,13 @@ Status check_weights(const cuflash_problem_t* source, const cuflash_weights_t* s
                           Dtype::kF32, Role::kOutput, &view));
   out.rows = {weights.weights, view.batch_stride, view.head_stride, view.row_stride};
   return check_rest(problem, &checked, &tensors);
+}
+
+Status check_scale(const char* name, float scale) {
+  constexpr float kGreatest = 0x1p127f;
+  CUFLASH_CHECK(scale >= 0 && scale <= kGreatest, CUFLASH_ERROR_INVALID_DIMENSION,
+                "%s: %g; 0 to 2^127", name, static_cast<double>(scale));
+  return CUFLASH_SUCCESS;
 }
 
 Status init_struct(void* pointer, size_t size, const char* name) {

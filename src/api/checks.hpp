@@ -75,6 +75,9 @@ struct CheckedWeights {
 Status check_weights(const cuflash_problem_t* problem, const cuflash_weights_t* weights,
                      CheckedWeights* result);
 
+// 0 to 2^127: finite times log2(e) as well, by which kernels that work with powers of 2 multiply it.
+Status check_scale(const char* name, float scale);
+
 // Zeroes `size` bytes and sets struct_size.
 Status init_struct(void* pointer, size_t size, const char* name);
 

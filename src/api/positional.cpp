@@ -117,9 +117,7 @@ Status check_older(const NamedPointer (&pointers)[kPointers], const Shape& shape
                   d.value);
   CUFLASH_CHECK(shape.head_dim <= 256, CUFLASH_ERROR_UNSUPPORTED_HEAD_DIM, "head_dim: %d; 1 to 256",
                 shape.head_dim);
-  CUFLASH_CHECK(std::isfinite(shape.scale) && shape.scale >= 0, CUFLASH_ERROR_INVALID_DIMENSION,
-                "scale: %g; finite and not negative", static_cast<double>(shape.scale));
-  return CUFLASH_SUCCESS;
+  return check_scale("scale", shape.scale);
 }
 
 // It was a bool: older callers set the low byte of the register only.

@@ -113,6 +113,11 @@ const Mistake kMistakes[] = {
        v.p.flags |= CUFLASH_PROBLEM_SCALE_SET;
        return v.p.scale = std::numeric_limits<float>::quiet_NaN(), true;
      }},
+    {"scale beyond powers of 2", CUFLASH_ERROR_INVALID_DIMENSION,
+     [](Victim& v) {
+       v.p.flags |= CUFLASH_PROBLEM_SCALE_SET;
+       return v.p.scale = 0x1.8p127f, true;
+     }},
     {"softcap", CUFLASH_ERROR_INVALID_VALUE, [](Victim& v) { return v.p.softcap = -1, true; }},
     {"dropout", CUFLASH_ERROR_INVALID_VALUE, [](Victim& v) { return v.p.dropout_p = 1.5f, true; }},
     {"bias dtype", CUFLASH_ERROR_UNSUPPORTED_DTYPE,

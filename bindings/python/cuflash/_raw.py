@@ -33,7 +33,7 @@ class cuflash_status(IntEnum):
 
     #: done, or enqueued
     CUFLASH_SUCCESS = 0
-    #: an extent out of range; a scale negative or not finite
+    #: an extent out of range; a scale negative, not finite or above 2^127
     CUFLASH_ERROR_INVALID_DIMENSION = 1
     #: extents that do not fit together
     CUFLASH_ERROR_DIMENSION_MISMATCH = 2
@@ -461,7 +461,7 @@ class cuflash_problem_t(Struct):
         ("tree_mask_row_stride", c_int64),
         #: keys that the bits cover, the last ones; 0: len_q
         ("tree_mask_len", c_int64),
-        #: with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
+        #: with CUFLASH_PROBLEM_SCALE_SET: 0 to 2^127, 0 means 0
         ("scale", c_float),
         #: cap of cap * tanh(s / cap), finite; 0: none
         ("softcap", c_float),

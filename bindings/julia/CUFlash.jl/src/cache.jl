@@ -154,7 +154,8 @@ function page_fields(cache, batch)
     if cache.block_table !== nothing
         bits, ids = page_ids("block_table", cache.block_table)
         return (layout = Raw.CUFLASH_CACHE_PAGED, page_size = page_size, id_bits = bits,
-                block_table = ids, block_table_stride = stride(cache.block_table, 2))
+                block_table = ids,
+                block_table_stride = batch > 1 ? stride(cache.block_table, 2) : size(cache.block_table, 1))
     end
     check_axes("indices", cache.indices, "(pages)")
     bits, ids = page_ids("indices", cache.indices)

@@ -41,7 +41,7 @@ Statuses. 0 to 7 keep the meaning that releases up to 0.6 gave them.
 const cuflash_status = Int32
 # done, or enqueued
 const CUFLASH_SUCCESS = Int32(0)
-# an extent out of range; a scale negative or not finite
+# an extent out of range; a scale negative, not finite or above 2^127
 const CUFLASH_ERROR_INVALID_DIMENSION = Int32(1)
 # extents that do not fit together
 const CUFLASH_ERROR_DIMENSION_MISMATCH = Int32(2)
@@ -349,7 +349,7 @@ struct cuflash_problem_t
     tree_mask_row_stride::Int64
     # keys that the bits cover, the last ones; 0: len_q
     tree_mask_len::Int64
-    # with CUFLASH_PROBLEM_SCALE_SET: finite and >= 0, 0 means 0
+    # with CUFLASH_PROBLEM_SCALE_SET: 0 to 2^127, 0 means 0
     scale::Float32
     # cap of cap * tanh(s / cap), finite; 0: none
     softcap::Float32

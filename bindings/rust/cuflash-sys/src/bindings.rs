@@ -51,7 +51,7 @@ pub type cuflash_free_fn = Option<
 pub type cuflash_status = i32;
 /// done, or enqueued
 pub const CUFLASH_SUCCESS: cuflash_status = 0;
-/// an extent out of range; a scale negative or not finite
+/// an extent out of range; a scale negative, not finite or above 2^127
 pub const CUFLASH_ERROR_INVALID_DIMENSION: cuflash_status = 1;
 /// extents that do not fit together
 pub const CUFLASH_ERROR_DIMENSION_MISMATCH: cuflash_status = 2;
@@ -343,7 +343,7 @@ pub struct cuflash_problem {
     pub tree_mask_row_stride: i64,
     /// keys that the bits cover, the last ones; 0: len_q
     pub tree_mask_len: i64,
-    /// with CUFLASH_PROBLEM_SCALE_SET: finite and \>= 0, 0 means 0
+    /// with CUFLASH_PROBLEM_SCALE_SET: 0 to 2^127, 0 means 0
     pub scale: f32,
     /// cap of cap \* tanh(s / cap), finite; 0: none
     pub softcap: f32,

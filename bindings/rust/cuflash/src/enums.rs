@@ -6,7 +6,7 @@ use crate::sys;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// an extent out of range; a scale negative or not finite
+    /// an extent out of range; a scale negative, not finite or above 2^127
     InvalidDimension,
     /// extents that do not fit together
     DimensionMismatch,
