@@ -2,7 +2,7 @@
 // need gigabytes are in cuda/.
 #include <cmath>
 
-#include "kernels/targets.hpp"
+#include "kernels/bulk.hpp"
 
 namespace cuflash_test {
 namespace {
@@ -14,33 +14,28 @@ constexpr auto kDecode = Operation::kDecode;
 class CasesOfLimits : public DeviceTest {
  protected:
   // q = 0, v = 1 and dO = 1: o is 1 and dv is Sq / Sk in every batch entry and head.
-  void expect_ones(const Case& base) { on_every_family(base, {base.dtype}, expect_ones_of); }
-
-  static void expect_ones_of(const Case& c) {
-    Inputs in = zero_inputs(c);
-    set(in.v, [](auto, auto, auto, auto) { return 1; });
+  static void expect_ones(const Case& c) {
+    const auto len_q = static_cast<double>(c.shape.len_q);
+    const auto len_k = static_cast<double>(c.shape.len_k);
+    const auto zero = [](auto, auto, auto) { return 0; };
+    BulkCall call(c);
+    fill_with_ones(call);
     if (c.operation == kBackward) {
-      set(in.d_o, [](auto, auto, auto, auto) { return 1; });
-      set(in.o, [](auto, auto, auto, auto) { return 1; });
-      set(in.lse,
-          [&](auto, auto, auto, auto) { return static_cast<float>(std::log(c.shape.len_k)); });
+      call.fill(kDo, {1});
+      call.fill(kO, {1});
+      call.fill(kLse, {std::log(len_k)});
     }
-    const Results r = run_ok(c, in);
-    const auto zero = [](auto, auto, auto, auto) { return 0; };
-    if (c.operation == kBackward) {
-      expect_values("dq", r.dq, zero, c.dtype, 0, 1e-6);
-      expect_values("dk", r.dk, zero, c.dtype, 0, 1e-6);
-      expect_values(
-          "dv", r.dv,
-          [&](auto, auto, auto, auto) {
-            return static_cast<double>(c.shape.len_q) / static_cast<double>(c.shape.len_k);
-          },
-          c.dtype, 2, 1e-6);
-    } else {
-      expect_values(
-          "o", r.o, [](auto, auto, auto, auto) { return 1; }, c.dtype);
-      expect_lse(r, [&](auto, auto, auto) { return std::log(c.shape.len_k); });
-    }
+    on_every_family(call, [&] {
+      if (c.operation == kBackward) {
+        call.expect_rows("dq", kDq, zero, 0, 1e-6);
+        call.expect_rows("dk", kDk, zero, 0, 1e-6);
+        call.expect_rows(
+            "dv", kDv, [&](auto, auto, auto) { return len_q / len_k; }, 2, 1e-6);
+      } else {
+        call.expect_rows("o", kO, [](auto, auto, auto) { return 1; });
+        call.expect_lse([&](auto, auto, auto) { return std::log(len_k); });
+      }
+    });
   }
 };
 CUFLASH_FOR_DEVICES(CasesOfLimits);
@@ -117,31 +112,26 @@ TEST_P(CasesOfLimits, B66_BatchOrHeadsOf65536) {
                                Shape{1, 65536, 65536, cpu ? 2 : 4, cpu ? 2 : 4, cpu ? 16 : 32}}) {
       Case c = make_case(GetParam(), operation, shape);
       c.dtype = Dtype::kBf16;
-      // 671 MB for each tensor of the tests: the kernel that the library takes. P20 runs as many rows on all families.
-      if (shape.head_dim == 80)
-        expect_ones_of(c);
-      else
-        expect_ones(c);
+      expect_ones(c);
     }
 }
 
 // More keys than the second level of cache holds: kernels that order their tiles by heads come back to every head.
 TEST_P(CasesOfLimits, MoreKeysThanL2) {
   const bool cpu = GetParam() == Device::kCpu;
-  for (const int64_t dim : {64, 128}) {
-    const int64_t heads = cpu ? 4 : 48 * 128 / dim;
-    Case c =
-        make_case(GetParam(), kForward, {2, heads, heads, cpu ? 2 : 130, cpu ? 64 : 2048, dim});
-    on_every_kernel(c, {Dtype::kBf16, Dtype::kF16}, [&](const Case& each) {
-      Inputs in = zero_inputs(each);
-      const auto value = [&](auto b, auto h) { return (b * heads + h) % 251; };
-      in.v.for_each([&](auto b, auto h, auto, auto, double& x) { x = value(b, h); });
-      Results r = run_ok(each, in);
-      r.o.for_each([&](auto b, auto h, auto row, auto, const double& x) {
-        EXPECT_EQ(x, value(b, h)) << "batch " << b << " head " << h << " row " << row;
-      });
-    });
-  }
+  for (const Dtype dtype : kEveryHalf)
+    for (const int64_t dim : {64, 128}) {
+      const int64_t heads = cpu ? 4 : 48 * 128 / dim;
+      Case c =
+          make_case(GetParam(), kForward, {2, heads, heads, cpu ? 2 : 130, cpu ? 64 : 2048, dim});
+      c.dtype = dtype;
+      const auto value = [&](auto b, auto h, auto...) { return (b * heads + h) % 251; };
+      BulkCall call(c);
+      call.fill(kQ, {0});
+      call.fill(kK, {0});
+      call.fill_heads(kV, value);
+      on_every_kernel(call, [&] { call.expect_rows("o", kO, value, 0); });
+    }
 }
 
 TEST_P(CasesOfLimits, B67_DecodeBatchesAroundTheLimit) {
