@@ -48,7 +48,7 @@ TEST_P(CasesOfPages, B101_IdsOutsideThePool) {
   set(inputs.v, [](auto, auto, int64_t key, auto) { return key / 16; });
   for (const int32_t bad : {-1, 4, 0x7fffffff}) {
     Pool pool(c, inputs, {});
-    std::vector<int32_t> ids = pool.ids();
+    std::vector<int32_t> ids = pool.pages().ids();
     ids[1] = bad;
     const DeviceArray<int32_t> table(c.device, ids);
     pool.cache().block_table = table.data();

@@ -84,7 +84,7 @@ class QuantisedCache {
   QuantisedCache(const Case& c, Inputs& inputs, const CacheSpec& spec)
       : case_(c), spec_(spec), random_(spec.seed) {
     cuflash_kv_cache_init(&cache_, sizeof cache_);
-    place_pages();
+    place_sequences();
     const int64_t heads = c.shape.heads_kv, most = std::max(c.shape.head_dim, c.shape.dim_v());
     const int64_t groups = spec.group == 0 ? 1 : (most + spec.group - 1) / spec.group;
     // Where a scale is for one head, it may still lie with a gap.
@@ -153,43 +153,28 @@ class QuantisedCache {
     }
   };
 
-  // Which page and slot holds slot n of sequence b.
-  void place_pages() {
-    const int64_t batch = case_.shape.batch, len = case_.shape.len_k;
-    cache_.max_len = len;
-    cache_.layout = spec_.layout;
-    slots_ = spec_.paged() ? spec_.page_size : len;
-    const int64_t columns = spec_.paged() ? (len + slots_ - 1) / slots_ : 1;
-    pages_ = batch * columns + 2;
-    page_of_ = shuffled(pages_, random_);
-    if (!spec_.paged() && !spec_.entries) std::sort(page_of_.begin(), page_of_.end());
-    page_of_.resize(static_cast<size_t>(batch * columns));
-    columns_ = columns;
-    cache_.num_pages = pages_;
-    std::vector<int64_t> ids = page_of_;
-    for (int64_t b = 0; b < batch && spec_.paged(); ++b)
-      std::fill(
-          ids.begin() + b * columns + (case_.pad_of(b) + case_.keys_of(b) + slots_ - 1) / slots_,
-          ids.begin() + (b + 1) * columns, spec_.unused_id);
-    if (ids.empty() && spec_.paged()) ids.push_back(spec_.unused_id);  // never read
-    ids64_ = std::make_unique<DeviceArray<int64_t>>(case_.device, ids);
-    ids32_ = std::make_unique<DeviceArray<int32_t>>(case_.device,
-                                                    std::vector<int32_t>(ids.begin(), ids.end()));
-    if (spec_.entries) cache_.cache_batch_idx = ids32_->data();
-    if (!spec_.paged()) return;
-    cache_.page_size = spec_.page_size;
-    cache_.id_bits = spec_.wide_ids ? 64 : 32;
-    const void* table = spec_.wide_ids ? static_cast<void*>(ids64_->data()) : ids32_->data();
-    if (spec_.layout == CUFLASH_CACHE_PAGED) {
-      cache_.block_table = table;
-      cache_.block_table_stride = columns;
+  // Pages, or an entry of the cache for each sequence among some that are nobody's.
+  void place_sequences() {
+    cache_.max_len = case_.shape.len_k;
+    if (spec_.paged()) {
+      const bool csr = spec_.layout == CUFLASH_CACHE_PAGED_CSR;
+      table_ = std::make_unique<Pages>(
+          case_, PageSpec{spec_.page_size, csr, spec_.wide_ids, spec_.unused_id}, random_);
+      table_->install(cache_);
+      slots_ = spec_.page_size;
+      pages_ = table_->count();
       return;
     }
-    std::vector<int32_t> indptr;
-    for (int64_t b = 0; b <= batch; ++b) indptr.push_back(static_cast<int32_t>(b * columns));
-    indptr_ = std::make_unique<DeviceArray<int32_t>>(case_.device, indptr);
-    cache_.page_indptr = indptr_->data();
-    cache_.page_indices = table;
+    slots_ = case_.shape.len_k;
+    pages_ = cache_.num_pages = case_.shape.batch + 2;
+    entries_ = shuffled(pages_, random_);
+    if (!spec_.entries) {
+      std::sort(entries_.begin(), entries_.end());
+      return;
+    }
+    chosen_ = std::make_unique<DeviceArray<int32_t>>(
+        case_.device, std::vector<int32_t>(entries_.begin(), entries_.begin() + case_.shape.batch));
+    cache_.cache_batch_idx = chosen_->data();
   }
 
   // Memory of K (side 0) or V (side 1), all garbage but the elements of keys in use.
@@ -212,7 +197,7 @@ class QuantisedCache {
     for (int64_t b = 0; b < t.batch; ++b)
       for (int64_t key = 0; key < case_.keys_of(b); ++key) {
         const int64_t n = case_.pad_of(b) + key;
-        const int64_t page = page_of_[static_cast<size_t>(b * columns_ + n / slots_)];
+        const int64_t page = table_ ? table_->page_of(b, n) : entries_[static_cast<size_t>(b)];
         const int64_t slot = n % slots_;
         for (int64_t head = 0; head < heads; ++head)
           for (int64_t ch = 0; ch < t.dim; ++ch) {
@@ -236,12 +221,12 @@ class QuantisedCache {
   Case case_;
   CacheSpec spec_;
   Random random_;
-  int64_t pages_ = 0, slots_ = 0, columns_ = 1;
-  std::vector<int64_t> page_of_;                 // [sequence, column]
+  int64_t pages_ = 0, slots_ = 0;  // of the cache, of each page; entries are pages too
+  std::unique_ptr<Pages> table_;   // where there are pages
+  std::vector<int64_t> entries_;   // otherwise those of the sequences come first
+  std::unique_ptr<DeviceArray<int32_t>> chosen_;
   std::vector<std::unique_ptr<Scales>> scales_;  // of k and v, then zero points of k and v
   Side sides_[2];                                // of k and v
-  std::unique_ptr<DeviceArray<int64_t>> ids64_;
-  std::unique_ptr<DeviceArray<int32_t>> ids32_, indptr_;
   cuflash_kv_cache_t cache_;
 };
 

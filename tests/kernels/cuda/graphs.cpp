@@ -67,7 +67,7 @@ TEST_F(Graphs_cuda, P36_ReplaysOfAPagedDecode) {
       if (asked == CUFLASH_ERROR_UNSUPPORTED) continue;
       SCOPED_TRACE(describe(c));
       ++ran;
-      const std::vector<int32_t> ids = pool.ids();
+      const std::vector<int32_t> ids = pool.pages().ids();
       const int64_t columns = call.cache().block_table_stride;
       replay(call, 1000, [&](Random& random) {
         const std::vector<int32_t> lengths = random_lengths(random, c);
@@ -77,7 +77,7 @@ TEST_F(Graphs_cuda, P36_ReplaysOfAPagedDecode) {
             if (n * spec.page_size >= lengths[static_cast<size_t>(b)])
               table[static_cast<size_t>(b * columns + n)] = static_cast<int32_t>(random.bits());
         call.set_lengths(lengths);
-        pool.set_ids(table);
+        pool.pages().set_ids(table);
       });
       EXPECT_TRUE(pool.unchanged());
     }
