@@ -1,4 +1,5 @@
 // Calls at the same time: from many threads, and through handles that want different things. Streams are in cuda/.
+//   CUFLASH_TEST_REPEATS  of a call under load (20 on the CPU, 200 on CUDA)
 #include <atomic>
 #include <thread>
 
@@ -60,14 +61,14 @@ TEST_P(Concurrency, P27_DeterministicUnderLoad) {
         synchronize(c.device);
       }
     });
-  const int repeats = GetParam() == Device::kCpu ? 20 : 200;
+  const int64_t repeats = setting("CUFLASH_TEST_REPEATS", GetParam() == Device::kCpu ? 20 : 200);
   for (const Operation operation : kOperations) {
     Case base = small(operation, Dtype::kF32);
     base.flags = CUFLASH_PROBLEM_DETERMINISTIC;
     on_every_family(base, kEveryDtype, [&](const Case& c) {
       Call call(c, make_inputs(c, DataKind::kNormal));
       Results first;
-      for (int n = 0; n < repeats; ++n) {
+      for (int64_t n = 0; n < repeats; ++n) {
         call.poison_outputs();
         synchronize(c.device);
         const cuflash_status_t status = call.launch();
