@@ -40,7 +40,7 @@ foreach(_dim 64 128 256)
   endforeach()
 endforeach()
 foreach(_dtype f16 bf16)
-  foreach(_dim 64 128)
+  foreach(_dim 64 96 128 192 256)
     list(APPEND CUFLASH_VARIANTS
       "fwd_wgmma_${_dtype}_d${_dim}|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},${_dim}")
   endforeach()

@@ -183,11 +183,15 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   EXPECT_EQ(choice(p, 100), "fwd_wmma_bf16_d64");
   Problem other = p;
   other.head_dim = other.head_dim_v = 72;
+  EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d96");
+  other.head_dim = other.head_dim_v = 104;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d128");
+  other.head_dim = other.head_dim_v = 136;
+  EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d192");
   other.head_dim = other.head_dim_v = 68;  // rows of 136 bytes
   EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d96");
   other.head_dim = other.head_dim_v = 256;
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d256");
+  EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d256");
   other = p;
   other.aligned16 = false;
   EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");

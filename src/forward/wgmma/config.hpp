@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device/wgmma_tile.hpp"
 
@@ -20,7 +21,10 @@ struct Tile {
 
 constexpr Tile kTiles[] = {
     {64, 3, 128, 2, "144 keys spill: S, P and O alone need 140 of 160 registers"},
+    {96, 2, 128, 2, ""},
     {128, 2, 128, 2, "160 keys are 4 % faster from 4096 keys on and 10 % slower up to 1024"},
+    {192, 2, 112, 2, "the most that 227 KB hold"},
+    {256, 2, 80, 2, "the most that 227 KB hold"},
 };
 
 constexpr Tile tile_of(int head_dim) {
@@ -32,18 +36,21 @@ constexpr Tile tile_of(int head_dim) {
 template <int kHeadDimBucket>
 struct KernelConfig {
   static constexpr int kHeadDim = kHeadDimBucket;
-  static constexpr int kPanels = kHeadDim / device::kPanelColumns;
+  static constexpr int kPanels =
+      (kHeadDim + device::kPanelColumns - 1) / device::kPanelColumns;  // the last may be half
   static constexpr int kConsumers = tile_of(kHeadDim).consumers;
   static constexpr int kTileM = kConsumers * kWarpgroupRows;
   static constexpr int kTileN = tile_of(kHeadDim).tile_n;
   static constexpr int kStages = tile_of(kHeadDim).stages;
   static constexpr int kThreads = (1 + kConsumers) * 128;
+  // O has a place of its own where there is room, and the next Q arrives while O leaves; else O takes the place of Q.
+  static constexpr bool kOInQ = kHeadDim > 128;
 
   // Of a thread: what the producer gives up the consumers take. 65,536 in all.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
   static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
-  static_assert(kHeadDim % device::kPanelColumns == 0 && kTileM <= 256 && kTileN % 16 == 0);
+  static_assert(kHeadDim % 32 == 0 && kTileM <= 256 && kTileN % 16 == 0);
   static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");
 };
 
@@ -53,10 +60,12 @@ struct SharedStorage {
   using QTile = Element[Config::kPanels][Config::kTileM][device::kPanelColumns];
   using KvTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
 
+  struct Nothing {};
+
   QTile q;
-  QTile o;  // of its own: the next Q arrives while O leaves
   KvTile k[Config::kStages];
   KvTile v[Config::kStages];
+  std::conditional_t<Config::kOInQ, Nothing, QTile> o;
   uint64_t q_full, q_free;
   uint64_t k_full[Config::kStages], k_free[Config::kStages];
   uint64_t v_full[Config::kStages], v_free[Config::kStages];

@@ -17,8 +17,8 @@
 // another (docs/log/0016). So what counts is how few there are, and there is no look for the maximum of each tile: P is
 // taken under that of earlier keys, as long as its sums say that it may be.
 //
-// Shared memory: Q, O, then kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at
-// head_dim 128.
+// Shared memory: Q, kStages of K and of V, and O, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at head_dim 128,
+// 224 KB at 256, where O takes the place of Q.
 #pragma once
 
 #include <cstddef>
@@ -158,7 +158,7 @@ struct Shared {
       : q{CUFLASH_AT(q), CUFLASH_AT(q_full), CUFLASH_AT(q_free)},
         k{CUFLASH_AT(k), CUFLASH_AT(k_full), CUFLASH_AT(k_free)},
         v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)},
-        s_o(CUFLASH_AT(o)) {}
+        s_o(Config::kOInQ ? CUFLASH_AT(q) : CUFLASH_AT(o)) {}
 #undef CUFLASH_AT
 };
 
@@ -178,12 +178,18 @@ __device__ void produce(const Shared<Config, Element>& shared, const Problem& pr
   uint32_t q_tile = 0, kv_tile = 0;
   for_each_tile(order, [&](uint32_t tile) {
     const Work work = find_work<Config>(problem, order, tile);
+    const auto load_keys = [&](const auto& ring, const CUtensorMap& map, int i) {
+      load(ring, kv_tile + i, map, Config::kTileN,
+           work.keys.any.begin + int64_t{i} * Config::kTileN, work.head_kv, work.b);
+    };
+    // The first K before Q, whose place may be free last.
+    if (work.num_tiles > 0) load_keys(shared.k, maps.k, 0);
     load(shared.q, q_tile++, maps.q, Config::kTileM, work.tile_row, work.head, work.b);
-    for (int i = 0; i < work.num_tiles; ++i, ++kv_tile) {
-      const int64_t key = work.keys.any.begin + int64_t{i} * Config::kTileN;
-      load(shared.k, kv_tile, maps.k, Config::kTileN, key, work.head_kv, work.b);
-      load(shared.v, kv_tile, maps.v, Config::kTileN, key, work.head_kv, work.b);
+    for (int i = 0; i < work.num_tiles; ++i) {
+      if (i > 0) load_keys(shared.k, maps.k, i);
+      load_keys(shared.v, maps.v, i);
     }
+    kv_tile += work.num_tiles;
   });
 }
 
@@ -419,17 +425,16 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
         const uint32_t asks = weigh<Element>(scores, scale_log2, state, p, &done);
         if (!done) weigh_under_new_maximum<Element>(scores, scale_log2, asks, state, p, o);
       }
-      release(shared.q, q_tile);
+      if (!Config::kOInQ) release(shared.q, q_tile);
       shared.v.wait_full(kv_tile);
       ptx::wgmma_fence();
       issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile));
       ptx::wgmma_wait<0>();
       release(shared.v, kv_tile);
       ++kv_tile;
-    } else {
+    } else if (!Config::kOInQ) {
       release(shared.q, q_tile);
     }
-    ++q_tile;
 
     // ---- output
     float inverse[2];
@@ -445,9 +450,10 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
     }
     scale_rows(o, inverse);
     const uint32_t s_o = shared.s_o + rows_offset;
-    if (thread == 0) ptx::tma_store_wait_read<0>();
-    ptx::named_barrier_sync(kBarStore + consumer,
-                            128);  // SAFETY: the last tile's copy has read these rows.
+    if (!Config::kOInQ && thread == 0) ptx::tma_store_wait_read<0>();
+    ptx::named_barrier_sync(
+        kBarStore + consumer,
+        128);  // SAFETY: the last tile's copy, or products of Q, have read these rows.
     const uint32_t s_row =
         s_o + (16 * warp + lane % 8 + 8 * (lane / 8 % 2)) * device::kPanelRowBytes;
 #pragma unroll
@@ -471,7 +477,10 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
         ptx::tma_store_4d(maps.o, s_o + panel * Config::kTileM * device::kPanelRowBytes,
                           panel * device::kPanelColumns, first_row, work.head, work.b);
       ptx::tma_store_commit();
+      if (Config::kOInQ) ptx::tma_store_wait_read<0>();
     }
+    if (Config::kOInQ) release(shared.q, q_tile);
+    ++q_tile;
   });
   // Shared memory must outlive the copies out of it.
   if (thread == 0) ptx::tma_store_wait_read<0>();

@@ -9,10 +9,16 @@
 
 // type, its Dtype, bucket of head dims, rank: the smallest bucket that fits wins.
 #define CUFLASH_FORWARD_WGMMA_ROWS(ROW) \
-  ROW(f16, kF16, 64, 46)                \
-  ROW(f16, kF16, 128, 44)               \
-  ROW(bf16, kBf16, 64, 46)              \
-  ROW(bf16, kBf16, 128, 44)
+  ROW(f16, kF16, 64, 48)                \
+  ROW(f16, kF16, 96, 47)                \
+  ROW(f16, kF16, 128, 46)               \
+  ROW(f16, kF16, 192, 45)               \
+  ROW(f16, kF16, 256, 44)               \
+  ROW(bf16, kBf16, 64, 48)              \
+  ROW(bf16, kBf16, 96, 47)              \
+  ROW(bf16, kBf16, 128, 46)             \
+  ROW(bf16, kBf16, 192, 45)             \
+  ROW(bf16, kBf16, 256, 44)
 
 namespace cuflash {
 namespace forward_wgmma {
