@@ -393,6 +393,7 @@ TEST_P(Property, P13_ChunksOfAPrefill) {
   }
 }
 
+// On every kernel that takes both: between two, weights of 16 bits may round differently.
 TEST_P(Property, P15_PaddedHeadDim) {
   for (const auto& [dim, padded] : {std::pair{40, 64}, {72, 80}, {96, 128}, {130, 256}})
     for (const Dtype dtype : kAllDtypes) {
@@ -408,13 +409,21 @@ TEST_P(Property, P15_PaddedHeadDim) {
         set(more.*member, [&, dim = dim](auto b, auto h, auto r, auto d) {
           return d < dim ? (in.*member).at(b, h, r, d) : 0;
         });
-      const Results narrow_results = run_ok(c, in);
-      expect_values(
-          "o", run_ok(wide, more).o,
-          [&, dim = dim](auto b, auto h, auto i, auto d) {
-            return d < dim ? narrow_results.o.at(b, h, i, d) : 0;
-          },
-          dtype, 1, 4e-7);
+      int taken = 0;
+      for (const std::string& kernel : accepting_kernels(wide)) {
+        if (!accepts(c, kernel)) continue;
+        ++taken;
+        c.kernel = wide.kernel = kernel;
+        SCOPED_TRACE(describe(wide));
+        const Results narrow_results = run_ok(c, in);
+        expect_values(
+            "o", run_ok(wide, more).o,
+            [&, dim = dim](auto b, auto h, auto i, auto d) {
+              return d < dim ? narrow_results.o.at(b, h, i, d) : 0;
+            },
+            dtype, 1, 4e-7);
+      }
+      EXPECT_GT(taken, 0);
     }
 }
 

@@ -120,6 +120,16 @@ struct SamePrecision {
   double result(float x, Dtype of) const { return round_to(of, x); }
 };
 
+// How sums of products are made: each product rounded and added, by fused multiply-adds, or as tensor cores do: those of 16
+// channels summed exactly, and what is beyond fp32 cut off when they are added.
+enum class Products { kRounded, kFused, kTensorCores };
+
+template <class Real>
+Real cut_off(double x) {
+  const Real rounded = static_cast<Real>(x);
+  return std::abs(rounded) > std::abs(x) ? std::nextafter(rounded, Real{0}) : rounded;
+}
+
 // One (batch, key/value head): rows as [row][channel] and, for products along the channels, as
 // [channel][row], so that inner loops run along memory and each sum keeps its natural order.
 template <class Real>
@@ -138,19 +148,27 @@ struct Matrix {
   }
   const Real* row(int64_t r) const { return by_row.data() + r * dim; }
 
-  // out[r] = a . row r, for begin <= r < end, summed over the channels in the order given; `fused`: with multiplications
-  // that are not rounded, as those of a fused multiply-add.
+  // out[r] = a . row r, for begin <= r < end, summed over the channels in the order given.
   void products(const Real* a, const std::vector<int64_t>& channels, int64_t begin, int64_t end,
-                bool fused, Real* out) const {
+                Products how, Real* out) const {
     std::fill(out + begin, out + end, Real{0});
-    for (const int64_t c : channels) {
-      const Real factor = a[c];
-      const Real* column = by_channel.data() + c * rows;
-      if (fused) {
-        for (int64_t r = begin; r < end; ++r)
-          out[r] = static_cast<Real>(static_cast<double>(factor) * column[r] + out[r]);
-      } else {
+    std::vector<double> exact(how == Products::kTensorCores ? static_cast<size_t>(rows) : 0);
+    for (size_t n = 0; n < channels.size(); ++n) {
+      const Real factor = a[channels[n]];
+      const Real* column = by_channel.data() + channels[n] * rows;
+      const auto product = [&](int64_t r) { return static_cast<double>(factor) * column[r]; };
+      if (how == Products::kRounded) {
         for (int64_t r = begin; r < end; ++r) out[r] += factor * column[r];
+      } else if (how == Products::kFused) {
+        for (int64_t r = begin; r < end; ++r) out[r] = static_cast<Real>(product(r) + out[r]);
+      } else {
+        for (int64_t r = begin; r < end; ++r) exact[static_cast<size_t>(r)] += product(r);
+        if (n % 16 != 15 && n + 1 != channels.size()) continue;
+        for (int64_t r = begin; r < end; ++r) {
+          double& sum = exact[static_cast<size_t>(r)];
+          out[r] = cut_off<Real>(out[r] + sum);
+          sum = 0;
+        }
       }
     }
   }
@@ -175,7 +193,10 @@ class Attention {
         forward_o_(given ? inputs.o : out_.o),
         forward_lse_(given ? inputs.lse : out_.lse),
         random_(variation),
-        fused_(vary_ && random_.below(2) == 0) {}
+        products_(!vary_
+                      ? Products::kRounded
+                      : static_cast<Products>(random_.below(problem.dtype == Dtype::kF32 ? 2 : 3))),
+        fused_delta_(vary_ && random_.below(2) == 0) {}
 
   Results run() {
     const Shape& s = p_.shape;
@@ -210,6 +231,7 @@ class Attention {
     const int64_t group = s.heads_q / s.heads_kv;
     channels_ = order(s.head_dim);
     channels_v_ = s.dim_v() == s.head_dim ? channels_ : order(s.dim_v());
+    channels_delta_ = order(s.dim_v());
     for (const int64_t head_in_group : order(group))
       for (const int64_t i : order(p_.rows_of(b))) {
         const int64_t head = head_kv * group + head_in_group;
@@ -285,7 +307,7 @@ class Attention {
   void forward_row(int64_t b, int64_t head, int64_t i, const Matrix<Real>& k,
                    const Matrix<Real>& v) {
     const std::vector<Real> q = real_row(in_.q, b, head, i);
-    k.products(q.data(), channels_, begin_, end_, fused_, scores_.data());
+    k.products(q.data(), channels_, begin_, end_, products_, scores_.data());
     modify_scores(b, head, i);
     const Real sink = p_.sinks ? static_cast<Real>(in_.sinks.at(0, head, 0))
                                : -std::numeric_limits<Real>::infinity();
@@ -333,9 +355,11 @@ class Attention {
     const std::vector<Real> o = real_row(forward_o_, b, head, i);
     const Real lse = static_cast<Real>(forward_lse_.at(b, head, i));
     Real delta = 0;
-    for (size_t c = 0; c < o.size(); ++c) delta += o[c] * d_o[c];
+    for (const int64_t c : channels_delta_)
+      delta = fused_delta_ ? static_cast<Real>(static_cast<double>(o[c]) * d_o[c] + delta)
+                           : delta + o[c] * d_o[c];
     if (p_.d_lse) delta -= static_cast<Real>(in_.d_lse.at(b, head, i));
-    v.products(d_o.data(), channels_v_, begin_, end_, fused_, d_p_.data());
+    v.products(d_o.data(), channels_v_, begin_, end_, products_, d_p_.data());
     if (p_.sinks && !std::isinf(in_.sinks.at(0, head, 0)))
       d_sinks_[static_cast<size_t>(head)] -=
           std::exp(static_cast<Real>(in_.sinks.at(0, head, 0)) - lse) * delta;
@@ -361,8 +385,9 @@ class Attention {
   Results out_;
   const Tensor &forward_o_, &forward_lse_;  // what the backward pass starts from
   Random random_;
-  const bool fused_;
-  std::vector<int64_t> channels_, channels_v_, visible_;
+  const Products products_;  // Q K and dO V
+  const bool fused_delta_;
+  std::vector<int64_t> channels_, channels_v_, channels_delta_, visible_;
   int64_t begin_ = 0, end_ = 0;
   std::vector<Real> scores_, d_p_, slope_, kept_;
   std::vector<Real> d_bias_, d_sinks_;

@@ -113,8 +113,9 @@ struct Results {
 // inputs.lse; the plain algorithm takes delta and P from its own rounded O and fp32 LSE.
 Results oracle(const Problem& problem, const Inputs& inputs);
 // `variation` other than 0: an equally plain evaluation with other rounding errors. Sums run in other orders, products of
-// rows with fused multiply-adds or without, and P and dS are rounded at another scale between 1 and 2, where they are not
-// below the normal numbers of f16; decode may merge up to 64 parts of the keys by their fp32 LSEs.
+// rows with fused multiply-adds or without or, of 16-bit types, as tensor cores sum them, and P and dS are rounded at another
+// scale between 1 and 2, where they are not below the normal numbers of f16; decode may merge up to 64 parts of the keys by
+// their fp32 LSEs.
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation = 0);
 // The same for kBackward with delta and P from inputs.o and inputs.lse, whose rounding errors are the forward pass's.
 Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation);
