@@ -42,8 +42,10 @@ endforeach()
 foreach(_dtype f16 bf16)
   foreach(_dim 64 96 128 192 256)
     list(APPEND CUFLASH_VARIANTS
-      "fwd_wgmma_${_dtype}_d${_dim}|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},${_dim}")
+      "fwd_wgmma_${_dtype}_d${_dim}|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},${_dim},kLarge")
   endforeach()
+  list(APPEND CUFLASH_VARIANTS
+    "fwd_wgmma_small_${_dtype}_d64|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},64,kSmall")
 endforeach()
 
 # A 90 among the user's architectures means 90a to the kernels that need it.
@@ -81,6 +83,10 @@ function(cuflash_add_variants target sm90a_target)
       string(REPLACE "," ";" substitutions "${substitutions}")
       list(GET substitutions 0 CUFLASH_VARIANT_DTYPE)
       list(GET substitutions 1 CUFLASH_VARIANT_HEAD_DIM)
+      list(LENGTH substitutions number)
+      if(number GREATER 2)
+        list(GET substitutions 2 CUFLASH_VARIANT_TILES)
+      endif()
       set(unit_file ${PROJECT_BINARY_DIR}/generated/${CUFLASH_VARIANT}.cu)
       configure_file(${PROJECT_SOURCE_DIR}/${unit} ${unit_file} @ONLY)
       if(where STREQUAL "sm90a")

@@ -211,7 +211,23 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   EXPECT_EQ(choice(few, 90), "fwd_wmma_bf16_d64");
   EXPECT_EQ(tables.choice(few, gpu(90, k227KB), "wgmma"), "fwd_wgmma_bf16_d64");
   few.len_k = 65;
-  EXPECT_EQ(choice(few, 90), "fwd_wgmma_bf16_d64");
+  EXPECT_EQ(choice(few, 90), "fwd_wgmma_small_bf16_d64");
+}
+
+TEST(Tables, WgmmaTakesSmallTilesForFewRowsAndShortMaskedSequences) {
+  const Tables tables;
+  Problem p = problem_of(Operation::kForward, Dtype::kF16, 64);
+  p.aligned16 = true;
+  const auto choice = [&](int64_t len) {
+    p.len_q = p.len_k = len;
+    return tables.choice(p, gpu(90, k227KB));
+  };
+  EXPECT_EQ(choice(1024), "fwd_wgmma_f16_d64");
+  p.mask.right = 0;
+  EXPECT_EQ(choice(1024), "fwd_wgmma_small_f16_d64");
+  EXPECT_EQ(choice(1025), "fwd_wgmma_f16_d64");
+  p.batch_invariant = true;  // a longer neighbour must change nothing
+  EXPECT_EQ(choice(512), "fwd_wgmma_f16_d64");
 }
 
 // Its blocks take tile after tile: no more of them than SMs that the call may use.
@@ -225,10 +241,11 @@ TEST(Tables, WgmmaLeavesSms) {
     for (const int sms : {132, 100, 1}) {
       Capabilities c = gpu(90, k227KB);
       c.sm_count = sms;
-      EXPECT_EQ(v.plan(p, c).blocks, sms) << v.name;
+      const int blocks = std::strstr(v.name, "small") != nullptr ? 3 * sms : sms;
+      EXPECT_EQ(v.plan(p, c).blocks, blocks) << v.name;
       Problem small = p;
       small.batch = small.heads_q = small.heads_kv = 1, small.len_q = v.tile_m + 1;
-      EXPECT_EQ(v.plan(small, c).blocks, std::min(sms, 2)) << v.name;
+      EXPECT_EQ(v.plan(small, c).blocks, std::min(blocks, 2)) << v.name;
       ++planned;
     }
   }

@@ -11,45 +11,64 @@ namespace cuflash::forward_wgmma {
 
 constexpr int kWarpgroupRows = 64;  // of queries: the m of wgmma
 
+enum TileSize { kLarge, kSmall };  // kSmall: for few rows, or few keys of which many are masked
+
 struct Tile {
-  int head_dim;   // the bucket: a smaller head_dim is padded with zeros
+  int head_dim;  // the bucket: a smaller head_dim is padded with zeros
+  TileSize size;
   int consumers;  // warpgroups that compute, kWarpgroupRows rows each
   int tile_n;     // keys
   int stages;     // of K and of V
+  int blocks;     // on an SM
   const char* why;
 };
 
 constexpr Tile kTiles[] = {
-    {64, 3, 128, 2, "144 keys spill: S, P and O alone need 140 of 160 registers"},
-    {96, 2, 128, 2, ""},
-    {128, 2, 128, 2, "160 keys are 4 % faster from 4096 keys on and 10 % slower up to 1024"},
-    {192, 2, 112, 2, "the most that 227 KB hold"},
-    {256, 2, 80, 2, "the most that 227 KB hold"},
+    {64, kLarge, 3, 128, 2, 1, "144 keys spill: S, P and O alone need 140 of 160 registers"},
+    {64, kSmall, 1, 64, 2, 3,
+     "causal 512: 239 TFLOP/s; 96 keys 223, two blocks of 64 or 128 keys 205"},
+    {96, kLarge, 3, 112, 2, 1, "660 TFLOP/s; two consumers and 128 keys 583"},
+    {128, kLarge, 2, 128, 2, 1, "160 keys: 4 % faster from 4096 keys on, 10 % slower up to 1024"},
+    {192, kLarge, 2, 112, 2, 1, "the most that 227 KB hold"},
+    {256, kLarge, 2, 80, 2, 1, "the most that 227 KB hold"},
 };
 
-constexpr Tile tile_of(int head_dim) {
+constexpr Tile tile_of(int head_dim, TileSize size) {
   for (const Tile& tile : kTiles)
-    if (tile.head_dim == head_dim) return tile;
+    if (tile.head_dim == head_dim && tile.size == size) return tile;
   return {};
 }
 
-template <int kHeadDimBucket>
+// Of a thread, given up by the producer or left to it, and taken by the consumers; 65,536 on an SM.
+struct Registers {
+  int consumers, blocks, of_producer, of_consumer;
+};
+constexpr Registers kRegisters[] = {{1, 3, 24, 136}, {2, 1, 24, 240}, {3, 1, 32, 160}};
+
+constexpr Registers registers_of(int consumers, int blocks) {
+  for (const Registers& row : kRegisters)
+    if (row.consumers == consumers && row.blocks == blocks) return row;
+  return {};
+}
+
+template <int kHeadDimBucket, TileSize kSize>
 struct KernelConfig {
+  static constexpr Tile kTile = tile_of(kHeadDimBucket, kSize);
   static constexpr int kHeadDim = kHeadDimBucket;
   static constexpr int kPanels =
       (kHeadDim + device::kPanelColumns - 1) / device::kPanelColumns;  // the last may be half
-  static constexpr int kConsumers = tile_of(kHeadDim).consumers;
+  static constexpr int kConsumers = kTile.consumers;
   static constexpr int kTileM = kConsumers * kWarpgroupRows;
-  static constexpr int kTileN = tile_of(kHeadDim).tile_n;
-  static constexpr int kStages = tile_of(kHeadDim).stages;
+  static constexpr int kTileN = kTile.tile_n;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kBlocks = kTile.blocks;
   static constexpr int kThreads = (1 + kConsumers) * 128;
   // O has a place of its own where there is room, and the next Q arrives while O leaves; else O takes the place of Q.
   static constexpr bool kOInQ = kHeadDim > 128;
 
-  // Of a thread: what the producer gives up the consumers take. 65,536 in all.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
-  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+  static constexpr Registers kRegisters = registers_of(kConsumers, kBlocks);
+  static_assert(128 * kBlocks * (kRegisters.of_producer + kConsumers * kRegisters.of_consumer) <=
+                65536);
   static_assert(kHeadDim % 32 == 0 && kTileM <= 256 && kTileN % 16 == 0);
   static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");
 };
@@ -71,7 +90,7 @@ struct SharedStorage {
   uint64_t v_full[Config::kStages], v_free[Config::kStages];
 };
 
-template <int kHeadDim>
-constexpr int kSharedBytes = sizeof(SharedStorage<KernelConfig<kHeadDim>, uint16_t>);
+template <class Config>
+constexpr int kSharedBytes = sizeof(SharedStorage<Config, uint16_t>);
 
 }  // namespace cuflash::forward_wgmma

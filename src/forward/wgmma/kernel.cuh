@@ -7,7 +7,7 @@
 //   producer, one thread    TMA loads of each tile's Q, then of its K and V tiles, as fast as places come free
 //   consumers, 64 rows each S = Q K^T from shared memory, softmax in registers, O += P V with P from registers
 //
-// The consumers take turns: while the products of one run, the others exponentiate. While they write O the producer
+// Several consumers take turns: while the products of one run, the others exponentiate. While they write O the producer
 // loads the next tile.
 //
 //   tensor cores  | O += P(j-1) V(j-1), S(j) = Q K(j)^T of one   | the same of the next            |
@@ -352,9 +352,12 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
   // Never 0: a masked score of -inf stays -inf.
   const float scale_log2 = fmaxf(problem.scale * kLog2E, 1.4e-45f);
-  const auto take_turn = [&] { ptx::named_barrier_sync(kBarTurn + consumer, 256); };
+  const auto take_turn = [&] {
+    if (Config::kConsumers > 1) ptx::named_barrier_sync(kBarTurn + consumer, 256);
+  };
   const auto pass_turn = [&] {
-    ptx::named_barrier_arrive(kBarTurn + (consumer + 1) % Config::kConsumers, 256);
+    if (Config::kConsumers > 1)
+      ptx::named_barrier_arrive(kBarTurn + (consumer + 1) % Config::kConsumers, 256);
   };
   const auto release = [&](const auto& ring, uint32_t n) {
     if (lane == 0) ring.release(n);
@@ -488,11 +491,10 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
 
 // ---- the kernel -----------------------------------------------------------------------------------
 
-template <class Element, int kHeadDim>
-__global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads, 1)
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps,
                    const TileOrder order) {
-  using Config = KernelConfig<kHeadDim>;
   extern __shared__ __align__(1024) unsigned char s_memory[];
   const Shared<Config, Element> shared(s_memory);
   // The same in all lanes, and the compiler may know.
@@ -512,21 +514,21 @@ __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads, 1)
   }
   __syncthreads();  // SAFETY: the barriers are initialised.
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    ptx::setmaxnreg_dec<Config::kRegisters.of_producer>();
     if (threadIdx.x == 0) produce(shared, problem, maps, order);
   } else {
-    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Config::kRegisters.of_consumer>();
     consume(shared, problem, maps, order, warpgroup - 1);
   }
 }
 
 // ---- host side ------------------------------------------------------------------------------------
 
-template <class Element, int kHeadDim>
+template <class Element, class Config>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    return device::load_kernel(forward_kernel<Element, kHeadDim>, name, kSharedBytes<kHeadDim>);
+    return device::load_kernel(forward_kernel<Element, Config>, name, kSharedBytes<Config>);
   });
 }
 
@@ -540,12 +542,11 @@ inline TileOrder tile_order(const Problem& p, int tile_m) {
           static_cast<uint32_t>(m_tiles * p.batch * p.heads_q)};
 }
 
-template <class Element, int kHeadDim>
+template <class Element, class Config>
 Status launch(const char* name, const Problem& problem, const Plan& plan,
               const LaunchContext& context) {
-  using Config = KernelConfig<kHeadDim>;
-  static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
-  CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
+  static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<Config>);
+  CUFLASH_TRY((preload<Element, Config>(name, context.device)));
   const Problem& p = problem;
   TensorMaps maps;
   CUFLASH_TRY(device::encode_tensor_map(p.q, p.batch, p.heads_q, p.len_q, p.head_dim,
@@ -556,8 +557,8 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
                                         Config::kTileN, &maps.v));
   CUFLASH_TRY(device::encode_tensor_map(p.o, p.batch, p.heads_q, p.len_q, p.head_dim,
                                         kWarpgroupRows, &maps.o));
-  return device::launch(forward_kernel<Element, kHeadDim>, name,
-                        {plan.blocks, Config::kThreads, kSharedBytes<kHeadDim>}, context.stream,
+  return device::launch(forward_kernel<Element, Config>, name,
+                        {plan.blocks, Config::kThreads, kSharedBytes<Config>}, context.stream,
                         problem, maps, tile_order(p, Config::kTileM));
 }
 

@@ -1,40 +1,43 @@
 // The table of the wgmma forward family. Plain C++: a build without CUDA has the rows, not the kernels.
 #include "forward/wgmma/variants.hpp"
 
+#include <algorithm>
+
 #include "common/integer.hpp"
 #include "core/kernel_rows.hpp"
 #include "cuflash_built.hpp"
 #include "device/wgmma_tile.hpp"
 #include "forward/wgmma/config.hpp"
 
-// type, its Dtype, bucket of head dims, rank: the smallest bucket that fits wins.
-#define CUFLASH_FORWARD_WGMMA_ROWS(ROW) \
-  ROW(f16, kF16, 64, 48)                \
-  ROW(f16, kF16, 96, 47)                \
-  ROW(f16, kF16, 128, 46)               \
-  ROW(f16, kF16, 192, 45)               \
-  ROW(f16, kF16, 256, 44)               \
-  ROW(bf16, kBf16, 64, 48)              \
-  ROW(bf16, kBf16, 96, 47)              \
-  ROW(bf16, kBf16, 128, 46)             \
-  ROW(bf16, kBf16, 192, 45)             \
-  ROW(bf16, kBf16, 256, 44)
+// name, its Dtype, bucket of head dims, size of tiles, rank: the smallest bucket that fits wins.
+#define CUFLASH_FORWARD_WGMMA_ROWS(ROW)                \
+  ROW(fwd_wgmma_f16_d64, kF16, 64, kLarge, 50)         \
+  ROW(fwd_wgmma_small_f16_d64, kF16, 64, kSmall, 49)   \
+  ROW(fwd_wgmma_f16_d96, kF16, 96, kLarge, 47)         \
+  ROW(fwd_wgmma_f16_d128, kF16, 128, kLarge, 46)       \
+  ROW(fwd_wgmma_f16_d192, kF16, 192, kLarge, 45)       \
+  ROW(fwd_wgmma_f16_d256, kF16, 256, kLarge, 44)       \
+  ROW(fwd_wgmma_bf16_d64, kBf16, 64, kLarge, 50)       \
+  ROW(fwd_wgmma_small_bf16_d64, kBf16, 64, kSmall, 49) \
+  ROW(fwd_wgmma_bf16_d96, kBf16, 96, kLarge, 47)       \
+  ROW(fwd_wgmma_bf16_d128, kBf16, 128, kLarge, 46)     \
+  ROW(fwd_wgmma_bf16_d192, kBf16, 192, kLarge, 45)     \
+  ROW(fwd_wgmma_bf16_d256, kBf16, 256, kLarge, 44)
 
 namespace cuflash {
 namespace forward_wgmma {
 
-#define CUFLASH_DECLARE(type, dtype, head_dim, rank) \
-  CUFLASH_DECLARE_KERNEL(fwd_wgmma_##type##_d##head_dim);
+#define CUFLASH_DECLARE(name, dtype, head_dim, size, rank) CUFLASH_DECLARE_KERNEL(name);
 CUFLASH_FORWARD_WGMMA_ROWS(CUFLASH_DECLARE)
 #undef CUFLASH_DECLARE
 
 namespace {
 
-template <Dtype kDtype, int kHeadDim>
+template <Dtype kDtype, class Config>
 Refusal accepts(const Variant&, const Problem& p, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(p)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, Config::kHeadDim>(p)));
   if (capabilities.arch != 90) return {"needs sm_90"};
-  CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
+  CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<Config>>(capabilities));
   if (p.head_dim % 8 != 0) return {"head_dim is not a multiple of 8"};
   if (!p.aligned16) return {"a pointer or stride of q, k, v or o is not a multiple of 16 bytes"};
   if (p.len_q == 0 || p.len_k == 0) return {"there are no queries or no keys"};
@@ -43,32 +46,38 @@ Refusal accepts(const Variant&, const Problem& p, const Capabilities& capabiliti
       !device::fits_tensor_map(p.k, p.batch, p.heads_kv, p.len_k) ||
       !device::fits_tensor_map(p.v, p.batch, p.heads_kv, p.len_k))
     return {"an extent near 2^31 or a stride of 2^40 bytes"};
-  return refuse_more_tiles(p.batch * p.heads_q, p.len_q, KernelConfig<kHeadDim>::kTileM);
+  return refuse_more_tiles(p.batch * p.heads_q, p.len_q, Config::kTileM);
 }
 
-// A block on each SM that the call may use.
-template <int kHeadDim>
+// All the blocks that fit the SMs that the call may use.
+template <class Config>
 Plan plan(const Problem& p, const Capabilities& capabilities) {
   Plan plan;
-  const int64_t tiles = p.batch * p.heads_q * ceil_div(p.len_q, KernelConfig<kHeadDim>::kTileM);
-  plan.blocks = min64(tiles, capabilities.sm_count);
+  const int64_t tiles = p.batch * p.heads_q * ceil_div(p.len_q, Config::kTileM);
+  plan.blocks = min64(tiles, int64_t{Config::kBlocks} * capabilities.sm_count);
   return plan;
 }
 
 // Up to 64 queries and keys the wmma kernels take 0.5 to 0.95 of the time (docs/log/0013), and less on the host: no
-// tensor maps.
-int rank_for(const Problem& p, int rank) {
-  constexpr int64_t kFew = 64;
-  constexpr int kBelowWmma = 20;
-  return p.len_q <= kFew && p.len_k <= kFew ? kBelowWmma : rank;
+// tensor maps. Small tiles, where there are any, take 0.8 of it under a causal mask up to 1024 keys, and 1.1 to 1.2 without
+// one (docs/log/0018).
+int rank_for(const Problem& p, TileSize size, int rank) {
+  constexpr int64_t kFew = 64, kShort = 1024;
+  constexpr int kBelowWmma = 20, kBelowSmall = 48;
+  if (p.len_q <= kFew && p.len_k <= kFew) return kBelowWmma;
+  const bool suits_small = p.len_q <= kFew || (!p.mask.is_full() && p.len_k <= kShort);
+  return size == kLarge && suits_small ? std::min(rank, kBelowSmall) : rank;
 }
 
-#define CUFLASH_VARIANT_ROW(type, dtype, head_dim, rank)                                           \
-  with_rank_for(CUFLASH_KERNEL_ROW(fwd_wgmma_##type##_d##head_dim, "wgmma", Operation::kForward,   \
-                                   KernelConfig<head_dim>::kTileM, KernelConfig<head_dim>::kTileN, \
-                                   KernelConfig<head_dim>::kThreads, kSharedBytes<head_dim>, rank, \
-                                   (accepts<Dtype::dtype, head_dim>), plan<head_dim>),             \
-                [](const Problem& p) { return rank_for(p, rank); }),
+#define CUFLASH_VARIANT_ROW(name, dtype, head_dim, size, rank)                            \
+  with_rank_for(CUFLASH_KERNEL_ROW(name, "wgmma", Operation::kForward,                    \
+                                   (KernelConfig<head_dim, size>::kTileM),                \
+                                   (KernelConfig<head_dim, size>::kTileN),                \
+                                   (KernelConfig<head_dim, size>::kThreads),              \
+                                   (kSharedBytes<KernelConfig<head_dim, size>>), rank,    \
+                                   (accepts<Dtype::dtype, KernelConfig<head_dim, size>>), \
+                                   (plan<KernelConfig<head_dim, size>>)),                 \
+                [](const Problem& p) { return rank_for(p, size, rank); }),
 constexpr Variant kRows[] = {CUFLASH_FORWARD_WGMMA_ROWS(CUFLASH_VARIANT_ROW)};
 #undef CUFLASH_VARIANT_ROW
 
