@@ -44,6 +44,20 @@ struct Panel {
   std::vector<float> x;
 };
 
+// What each lane sees: the steps [begin, end).
+struct Intervals {
+  int begin[kLanes], end[kLanes];
+
+  bool show(int lane, int step) const { return begin[lane] <= step && step < end[lane]; }
+  Visible visible() const {
+    Visible bits = {};
+    for (int i = 0; i < kLanes; ++i)
+      for (int s = 0; s < kSteps; ++s)
+        if (show(i, s)) bits.words[s / 32][i] |= uint32_t{1} << s % 32;
+    return bits;
+  }
+};
+
 float random_float(Random& random) { return static_cast<float>(random.normal()); }
 LaneValues lanes_of(float x) {
   LaneValues values;
@@ -290,11 +304,12 @@ TEST_P(CpuProducts, AccumulatesOverSteps) {
           Scores weights;
           for (auto& row : weights.x)
             for (float& w : row) w = random_float(random);
-          Visible visible;
+          Intervals intervals;
           for (int i = 0; i < kLanes; ++i) {
-            visible.begin[i] = i % 5;
-            visible.end[i] = steps - i % 7;
+            intervals.begin[i] = i % 5;
+            intervals.end[i] = steps - i % 7;
           }
+          const Visible visible = intervals.visible();
           LaneValues factors;
           for (int i = 0; i < kLanes; ++i) factors.x[i] = 1.0f + 0.01f * static_cast<float>(i);
           if (guarded) data->panel.at(steps - 1, head_dim - 1) = kNaN;
@@ -306,7 +321,7 @@ TEST_P(CpuProducts, AccumulatesOverSteps) {
             for (int i = 0; i < lanes; ++i) {
               double sum = static_cast<double>(data->lanes.x[c][i]) * factors.x[i];
               for (int s = 0; s < steps; ++s)
-                if (!guarded || (visible.begin[i] <= s && s < visible.end[i]))
+                if (!guarded || intervals.show(i, s))
                   sum += static_cast<double>(weights.x[s][i]) * data->panel.at(s, c);
               if (std::isnan(sum))
                 ASSERT_TRUE(std::isnan(acc.x[c][i]));
@@ -342,18 +357,19 @@ TEST_P(CpuSoftmax, IsTheOnlineSoftmax) {
         if (i % 8 == 5 && random.below(3) == 0) row[i] = -kInfinity;
       }
     if (steps == 17) scores.x[3][60] = kNaN, scores.x[4][61] = kInfinity;
-    Visible visible;
+    Intervals intervals;
     for (int i = 0; i < kLanes; ++i) {
-      visible.begin[i] = i % 4;
-      visible.end[i] = i % 11 == 0 ? 0 : steps - i % 2;
+      intervals.begin[i] = i % 4;
+      intervals.end[i] = i % 11 == 0 ? 0 : steps - i % 2;
     }
+    const Visible visible = intervals.visible();
     const Visible* mask = steps == 64 ? nullptr : &visible;
     const Scores given = scores;
     const LaneValues m_before = m;
     ops().softmax(steps, kLanes / ops().width, mask, scores.data(), &m, &l, &factors);
     for (int i = 0; i < kLanes; ++i)
       for (int s = 0; s < steps; ++s) {
-        const bool seen = mask == nullptr || (visible.begin[i] <= s && s < visible.end[i]);
+        const bool seen = mask == nullptr || intervals.show(i, s);
         float ignored;
         if (seen) want[i].update(given.x[s][i], &ignored);
         if (!seen) ASSERT_EQ(scores.x[s][i], 0.0f) << s << ' ' << i;
@@ -385,13 +401,14 @@ TEST_P(CpuSoftmax, Gradients) {
   scores.x[2][1] = d_p.x[3][2] = kNaN;  // not seen
   LaneValues lse, delta;
   StepValues step_lse, step_delta;
-  Visible visible;
+  Intervals intervals;
   for (int i = 0; i < kLanes; ++i) {
     lse.x[i] = step_lse.x[i] = random_float(random);
     delta.x[i] = step_delta.x[i] = random_float(random);
-    visible.begin[i] = 4 + i % 4;
-    visible.end[i] = 60 - i % 3;
+    intervals.begin[i] = 4 + i % 4;
+    intervals.end[i] = 60 - i % 3;
   }
+  const Visible visible = intervals.visible();
   for (const bool by_lane : {true, false}) {
     Scores p = scores, d_s = d_p;
     if (by_lane)
@@ -402,7 +419,7 @@ TEST_P(CpuSoftmax, Gradients) {
                               p.data(), d_s.data());
     for (int s = 0; s < kSteps; ++s)
       for (int i = 0; i < kLanes; ++i) {
-        const bool seen = visible.begin[i] <= s && s < visible.end[i];
+        const bool seen = intervals.show(i, s);
         const int at = by_lane ? i : s;
         const double weight = seen ? std::exp(scores.x[s][i] - lse.x[at]) : 0;
         ASSERT_NEAR(p.x[s][i], weight, 1e-5) << s << ' ' << i;

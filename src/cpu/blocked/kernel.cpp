@@ -9,109 +9,28 @@
 #include <algorithm>
 #include <atomic>
 
-#include "attention/key_range.hpp"
-#include "attention/online_softmax.hpp"
-#include "attention/reference.hpp"
+#include "common/dtype_dispatch.hpp"
 #include "common/thread_pool.hpp"
 #include "core/plans.hpp"
-#include "cpu/reference.hpp"
+#include "cpu/blocked/pairs.hpp"
 
 namespace cuflash::cpu_blocked {
 namespace {
 
-// ---- tiles of lanes -------------------------------------------------------------------------------------
-
-int64_t heads_of_group(const Problem& p) { return p.heads_q / p.heads_kv; }
-
-// Query rows of all heads that share a key head, row by row and head by head: decode of grouped heads fills a
-// tile, and neighbours see nearly the same keys.
-int64_t query_tiles_of_head(const Problem& p) {
-  return ceil_div(p.len_q * heads_of_group(p), kLanes);
-}
-int64_t query_tiles(const Problem& p) {
-  return p.heads_kv == 0 ? 0 : p.batch * p.heads_kv * query_tiles_of_head(p);
-}
-
-class QueryTile {
- public:
-  QueryTile(const Problem& p, int64_t index) : group_(heads_of_group(p)) {
-    const RowIndex i = row_index(index, p.heads_kv, query_tiles_of_head(p));
-    b = i.batch, head_kv = i.head, first_ = i.row * kLanes;
-    count = static_cast<int>(min64(kLanes, p.len_q * group_ - first_));
-  }
-  int64_t row(int lane) const { return (first_ + lane) / group_; }
-  int64_t head(int lane) const { return head_kv * group_ + (first_ + lane) % group_; }
-
-  int64_t b, head_kv;
-  int count;
-
- private:
-  int64_t group_, first_;
-};
-
-int64_t key_tiles_of_head(const Problem& p) { return ceil_div(p.len_k, kLanes); }
-int64_t key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles_of_head(p); }
-
-struct KeyTile {
-  KeyTile(const Problem& p, int64_t index) {
-    const RowIndex i = row_index(index, p.heads_kv, key_tiles_of_head(p));
-    b = i.batch, head_kv = i.head, first = i.row * kLanes;
-    count = static_cast<int>(min64(kLanes, p.len_k - first));
-  }
-  int64_t b, head_kv, first;
-  int count;
-};
-
-// What the lanes of a tile see, and the tiles of steps that follow from it.
-class Steps {
- public:
-  // range_of(lane): the steps of one lane. Lanes past `count` see what the last one sees.
-  template <class F>
-  Steps(int count, F range_of) {
-    bool first = true;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Range range = lanes_[lane] = lane < count ? range_of(lane) : lanes_[lane - 1];
-      all_.begin = lane == 0 ? range.begin : max64(all_.begin, range.begin);
-      all_.end = lane == 0 ? range.end : min64(all_.end, range.end);
-      if (range.empty()) continue;
-      any_.begin = first ? range.begin : min64(any_.begin, range.begin);
-      any_.end = max64(any_.end, range.end);
-      first = false;
-    }
-  }
-
-  // Calls f(first step, number, visible) for the tiles that some lane sees; visible is null where all see all.
-  template <class F>
-  void for_tiles(F f) const {
-    Visible visible;
-    for (int64_t begin = any_.begin, end; begin < any_.end; begin = end) {
-      end = min64((begin / kSteps + 1) * kSteps, any_.end);
-      const bool is_full = all_.begin <= begin && end <= all_.end;
-      for (int lane = 0; lane < kLanes && !is_full; ++lane) {
-        visible.begin[lane] = static_cast<int32_t>(clamp64(lanes_[lane].begin - begin, 0, kSteps));
-        visible.end[lane] = static_cast<int32_t>(clamp64(lanes_[lane].end - begin, 0, kSteps));
-      }
-      f(begin, static_cast<int>(end - begin), is_full ? nullptr : &visible);
-    }
-  }
-
- private:
-  Range lanes_[kLanes];
-  Range any_, all_;
-};
-
 // ---- memory ---------------------------------------------------------------------------------------------
 
-int leading(const Problem& p) { return static_cast<int>(round_up(p.head_dim, kChannelPad)); }
+constexpr int64_t leading(int64_t channels) { return round_up(channels, kChannelPad); }
 
 // One array of rows or lanes, in floats; one of scores.
-int64_t tile_floats(const Problem& p) { return int64_t{kLanes} * leading(p); }
+int64_t tile_floats(const Problem& p) {
+  return int64_t{kLanes} * leading(max64(p.head_dim, p.head_dim_v));
+}
 constexpr int64_t kScoreFloats = int64_t{kSteps} * kLanes;
 
 // Arrays of a thread; the sizes in the plans follow from them.
-constexpr int kForwardTiles = 3, kForwardScores = 1;  // q, o; panel
-constexpr int kQueryTiles = 5, kQueryScores = 2;      // q, dO, dq; k, v
-constexpr int kKeyTiles = 6, kKeyScores = 2;          // k, v, dk, dv; q, dO
+constexpr int kForwardTiles = 3, kForwardScores = 2;  // q, o; panel
+constexpr int kQueryTiles = 5, kQueryScores = 4;      // q, dO, dq; k, v
+constexpr int kKeyTiles = 6, kKeyScores = 4;          // k, v, dk, dv; q, dO
 
 int64_t scratch_floats(const Problem& p, int tiles, int scores) {
   return tiles * tile_floats(p) + scores * kScoreFloats;
@@ -138,40 +57,19 @@ void* address(const TensorView& t, int64_t b, int64_t head, int64_t row) {
   return static_cast<char*>(t.data) + offset * dtype_bytes(t.dtype);
 }
 
-// The problem's tiles as arrays of floats.
-class Loader {
- public:
-  Loader(const TileOps& ops, const Problem& p)
-      : ops_(ops), head_dim_(static_cast<int>(p.head_dim)), ld_(leading(p)) {}
-
-  // Rows of one head, one after the other.
-  void rows(const TensorView& t, int64_t b, int64_t head, int64_t first, int count,
-            float* panel) const {
-    const void* rows[kSteps];
-    for (int i = 0; i < count; ++i) rows[i] = address(t, b, head, first + i);
-    ops_.load_rows(t.dtype, rows, count, head_dim_, panel, ld_);
-  }
-  // Lanes through `panel`, which is overwritten. row_of(lane) is an address.
-  template <class F>
-  void lanes(Dtype dtype, int count, F row_of, float* panel, float* lanes) const {
-    const void* rows[kLanes];
-    for (int i = 0; i < count; ++i) rows[i] = row_of(i);
-    ops_.load_rows(dtype, rows, count, head_dim_, panel, ld_);
-    ops_.transpose(panel, ld_, count, head_dim_, vectors(count), lanes);
-  }
-  template <class F>
-  void store(const float* lanes, const LaneValues& factors, Dtype dtype, int count,
-             F row_of) const {
-    void* rows[kLanes];
-    for (int i = 0; i < count; ++i) rows[i] = row_of(i);
-    ops_.store_rows(dtype, lanes, factors, count, head_dim_, rows);
-  }
-  int vectors(int count) const { return (count + ops_.width - 1) / ops_.width; }
-
- private:
-  const TileOps& ops_;
-  int head_dim_, ld_;
-};
+// The address of a query row in `t`, by lanes; of a key.
+auto queries_of(const QueryTile& tile, const TensorView& t) {
+  return [&](int lane) {
+    const QueryRow& r = tile.rows[lane];
+    return address(t, r.sequence.batch, r.head, r.token);
+  };
+}
+auto keys_of(const KeyTile& tile, const TensorView& t) {
+  return [&](int lane) {
+    const Sequence& s = tile.sequence;
+    return address(t, s.batch, tile.head_kv, s.first_k + tile.first + lane);
+  };
+}
 
 LaneValues all_lanes(float x) {
   LaneValues values;
@@ -179,62 +77,229 @@ LaneValues all_lanes(float x) {
   return values;
 }
 
+// The work on arrays of rows of `channels` channels beside `lanes` lanes: those of Q and K have head_dim channels, those
+// of V and O head_dim_v.
+class Rows {
+ public:
+  Rows(const TileOps& ops, int64_t channels, int lanes)
+      : ops_(ops),
+        channels_(static_cast<int>(channels)),
+        ld_(static_cast<int>(leading(channels))),
+        lanes_(lanes),
+        vectors_((lanes + ops.width - 1) / ops.width) {}
+
+  // Rows of one head, one after the other.
+  void load(const TensorView& t, int64_t b, int64_t head, int64_t first, int count,
+            float* panel) const {
+    const void* rows[kSteps];
+    for (int i = 0; i < count; ++i) rows[i] = address(t, b, head, first + i);
+    ops_.load_rows(t.dtype, rows, count, channels_, panel, ld_);
+  }
+  // Rows of a cache. What is in none of its pages is 0.
+  void load(const FullProblem& p, const TensorView& t, const CacheFormat::Side& side,
+            const KeySlot* slots, int64_t head, int count, float* panel) const {
+    if ((p.f.used & kQuantisedCache) == 0) {
+      static constexpr float kZeros[kMaxHeadDim] = {};
+      const void* rows[kSteps];
+      for (int i = 0; i < count; ++i)
+        rows[i] = slots[i].valid ? address(t, slots[i].entry, head, slots[i].slot) : kZeros;
+      return ops_.load_rows(t.dtype, rows, count, channels_, panel, ld_);
+    }
+    std::fill(panel, panel + count * ld_, 0.0f);
+    for (int i = 0; i < count; ++i) {
+      if (!slots[i].valid) continue;
+      const QuantisedRow row = quantised_row(p.f.format, side, t, slots[i], head);
+      for (int c = 0; c < channels_; ++c) panel[i * ld_ + c] = row[c];
+    }
+  }
+  // Lanes through `panel`, which is overwritten. row_of(lane) is an address.
+  template <class F>
+  void load_lanes(Dtype dtype, F row_of, float* panel, float* lanes) const {
+    const void* rows[kLanes] = {};
+    for (int i = 0; i < lanes_; ++i) rows[i] = row_of(i);
+    ops_.load_rows(dtype, rows, lanes_, channels_, panel, ld_);
+    ops_.transpose(panel, ld_, lanes_, channels_, vectors_, lanes);
+  }
+  template <class F>
+  void store_lanes(const float* lanes, const LaneValues& factors, Dtype dtype, F row_of) const {
+    void* rows[kLanes];
+    for (int i = 0; i < lanes_; ++i) rows[i] = row_of(i);
+    ops_.store_rows(dtype, lanes, factors, lanes_, channels_, rows);
+  }
+  // A gradient, `scale` times the lanes: written, or added to what is there. `panel` and `there` are overwritten.
+  template <class F>
+  void store_gradient(float* lanes, float scale, bool accumulate, Dtype dtype, F row_of,
+                      float* panel, float* there) const {
+    if (!accumulate) return store_lanes(lanes, all_lanes(scale), dtype, row_of);
+    load_lanes(dtype, row_of, panel, there);
+    for (int n = 0; n < channels_ * kLanes; ++n) lanes[n] = lanes[n] * scale + there[n];
+    store_lanes(lanes, all_lanes(1), dtype, row_of);
+  }
+
+  void dot(const float* a, const float* b, LaneValues* sums) const {
+    ops_.dot(a, b, channels_, vectors_, sums);
+  }
+  void products(const float* panel, int count, const float* lanes, float scale,
+                float* scores) const {
+    ops_.products(panel, ld_, count, lanes, channels_, vectors_, scale, scores);
+  }
+  // Where the panel holds NaN or infinity, terms that a lane does not see are left out.
+  void accumulate(const float* weights, int count, const float* panel, const Visible* visible,
+                  const LaneValues& factors, float* acc) const {
+    const bool guarded = visible != nullptr && !ops_.is_finite(panel, ld_, count, channels_);
+    ops_.accumulate(weights, count, panel, ld_, channels_, vectors_, guarded ? visible : nullptr,
+                    factors, acc);
+  }
+
+  int vectors() const { return vectors_; }
+  int64_t floats() const { return int64_t{kLanes} * ld_; }
+
+ private:
+  const TileOps& ops_;
+  int channels_, ld_, lanes_, vectors_;
+};
+
 // ---- one tile -------------------------------------------------------------------------------------------
 
-// Part `split` of num_splits of a tile of query rows, to o and, if it is wanted, lse.
-void forward_tile(const TileOps& ops, const Problem& p, const QueryTile& tile, int64_t split,
-                  int64_t num_splits, const TensorView& o, const RowStatsView& lse,
+// Part `split` of num_splits of the keys, and where its result goes.
+struct Part {
+  int64_t split, num_splits;
+  TensorView o;
+  RowStatsView lse;
+};
+
+// The slots of the keys [first, first + count). Those in no page of the cache are hidden from all lanes.
+void find_slots(const FullProblem& p, const Sequence& s, int64_t first, int count, KeySlot* slots,
+                Seen& seen) {
+  for (int i = 0; i < count; ++i) {
+    slots[i] = key_slot(p.f.paging, s.batch, s.first_k + first + i);
+    for (int lane = 0; lane < kLanes && !slots[i].valid; ++lane) seen.hide(lane, i);
+  }
+}
+
+// Folds rows, with the softmax state of each, into the O and LSE that are there.
+void fold_outputs(const FullProblem& p, const QueryTile& tile, const OnlineSoftmax* softmax,
+                  const LaneValues& factors, const float* acc) {
+  dispatch_dtype(p.dtype, [&](auto tag) {
+    for (int lane = 0; lane < tile.count; ++lane) {
+      float row[kMaxHeadDim];
+      for (int64_t c = 0; c < p.head_dim_v; ++c) row[c] = acc[c * kLanes + lane] * factors.x[lane];
+      store_output<typename decltype(tag)::Type>(SingleLane{}, p, tile.rows[lane], softmax[lane],
+                                                 row);
+    }
+  });
+}
+
+void forward_tile(const TileOps& ops, const FullProblem& p, const QueryTile& tile, const Part& part,
                   Scratch scratch) {
-  const int head_dim = static_cast<int>(p.head_dim), ld = leading(p);
-  const Loader loader(ops, p);
-  const int vectors = loader.vectors(tile.count);
+  const Sequence& s = tile.sequence;
+  const Rows qk(ops, p.head_dim, tile.count), vo(ops, p.head_dim_v, tile.count);
   float* const q = scratch.tile();
   float* const acc = scratch.tile();
   float* const panel = scratch.tile();  // keys, then values: half the cache for both
   float* const scores = scratch.scores();
+  float* const kept = scratch.scores();
 
-  const int64_t len_k = p.keys_of(tile.b);
-  const int64_t shift = centre_shift(p.mask, tile.b, p.len_q, len_k);
   const Steps keys(tile.count, [&](int lane) {
-    return split_range(visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits,
-                       p.least_part());
+    return split_range(tile.rows[lane].keys, part.split, part.num_splits, p.least_part());
   });
-  const auto row_of = [&](const TensorView& t) {
-    return [&](int lane) { return address(t, tile.b, tile.head(lane), tile.row(lane)); };
-  };
-  loader.lanes(p.q.dtype, tile.count, row_of(p.q), panel, q);
-  std::fill(acc, acc + tile_floats(p), 0.0f);
+  qk.load_lanes(p.q.dtype, queries_of(tile, p.q), panel, q);
+  std::fill(acc, acc + vo.floats(), 0.0f);
   LaneValues m = all_lanes(negative_infinity()), l = all_lanes(0), factors;
 
-  keys.for_tiles([&](int64_t first, int count, const Visible* visible) {
-    loader.rows(p.k, tile.b, tile.head_kv, first, count, panel);
-    ops.products(panel, ld, count, q, head_dim, vectors, p.scale, scores);
-    ops.softmax(count, vectors, visible, scores, &m, &l, &factors);
-    loader.rows(p.v, tile.b, tile.head_kv, first, count, panel);
-    const bool guarded = visible != nullptr && !ops.is_finite(panel, ld, count, head_dim);
-    ops.accumulate(scores, count, panel, ld, head_dim, vectors, guarded ? visible : nullptr,
-                   factors, acc);
+  keys.for_tiles([&](int64_t first, int count, Seen& seen) {
+    const Pairs pairs = Pairs::of_query_lanes(tile.rows, tile.count, first, count);
+    KeySlot slots[kSteps];
+    find_slots(p, s, first, count, slots, seen);
+    hide_by_tree(p, pairs, s.len_k, seen);
+    const bool modified = (p.f.used & kModifiers) != 0;
+    qk.load(p, p.k, p.f.format.k, slots, tile.head_kv, count, panel);
+    qk.products(panel, count, q, modified ? 1.0f : p.scale, scores);
+    if (modified) to_scores(p, pairs, seen, scores, nullptr);
+    ops.softmax(count, qk.vectors(), seen.visible(), scores, &m, &l, &factors);
+    if (p.f.used & kDropout) {  // of O alone: the sum is that before dropout
+      dropout_factors(pairs, seen, kept);
+      multiply(count, kept, scores);
+    }
+    vo.load(p, p.v, p.f.format.v, slots, tile.head_kv, count, panel);
+    vo.accumulate(scores, count, panel, seen.visible(), factors, acc);
   });
 
+  OnlineSoftmax softmax[kLanes];
   for (int lane = 0; lane < tile.count; ++lane) {
-    OnlineSoftmax softmax;
-    softmax.m = m.x[lane], softmax.l = l.x[lane];
-    factors.x[lane] = softmax.inverse_sum();
-    if (lse.data != nullptr) *lse.at(tile.b, tile.head(lane), tile.row(lane)) = softmax.lse();
+    softmax[lane] = {m.x[lane], l.x[lane]};
+    factors.x[lane] = 1;
+    float weight;  // of the sink, which has no value
+    if (p.f.sinks.data != nullptr && part.split == 0)
+      factors.x[lane] = softmax[lane].update(p.f.sinks.load(tile.rows[lane].head), &weight);
   }
-  loader.store(acc, factors, o.dtype, tile.count, row_of(o));
+  if (p.f.accumulate_o && part.num_splits == 1) return fold_outputs(p, tile, softmax, factors, acc);
+  for (int lane = 0; lane < tile.count; ++lane) {
+    const QueryRow& r = tile.rows[lane];
+    factors.x[lane] *= softmax[lane].inverse_sum();
+    if (part.lse.data != nullptr)
+      *part.lse.at(r.sequence.batch, r.head, r.token) = softmax[lane].lse();
+  }
+  vo.store_lanes(acc, factors, part.o.dtype, queries_of(tile, part.o));
 }
 
-int64_t delta_index(const Problem& p, int64_t b, int64_t head, int64_t row) {
-  return (b * p.heads_q + head) * p.len_q + row;
+// What P is rebuilt with. A row that sees nothing, by a bias of -inf, has only scores of -inf: their weights are 0.
+float lse_of(const FullProblem& p, const QueryRow& r) {
+  const float lse = *p.lse.at(r.sequence.batch, r.head, r.token);
+  return lse == negative_infinity() ? 0.0f : lse;
+}
+
+// What a tile of the backward makes of its two products, Q K' not yet scaled where there are modifiers: P in `scores` and
+// dS, times the derivative of the score, in `d_p`. With dropout `scores` become what O was made with.
+class PairGradients {
+ public:
+  PairGradients(const FullProblem& p, Scratch& scratch)
+      : p_(p), derivatives_(scratch.scores()), kept_(scratch.scores()) {}
+
+  bool modified() const { return (p_.f.used & kModifiers) != 0; }
+  float scale() const { return modified() ? 1.0f : p_.scale; }
+
+  template <class F>  // gradients() turns scores and d_p into P and dS
+  void operator()(const Pairs& pairs, const Seen& seen, int count, float* scores, float* d_p,
+                  F gradients) const {
+    const bool drops = (p_.f.used & kDropout) != 0, caps = (p_.f.used & kSoftcap) != 0;
+    if (modified()) to_scores(p_, pairs, seen, scores, caps ? derivatives_ : nullptr);
+    if (drops) {
+      dropout_factors(pairs, seen, kept_);
+      multiply(count, kept_, d_p);
+    }
+    gradients();
+    if (caps) multiply(count, derivatives_, d_p);
+    if (drops) multiply(count, kept_, scores);
+  }
+
+ private:
+  const FullProblem& p_;
+  float *derivatives_, *kept_;
+};
+
+// delta - dLSE of the lanes, where delta is rowsum(O * dO), given or of `o` and `d_o`: what each dP of a row is reduced by.
+LaneValues reduced_delta(const FullProblem& p, const QueryTile& tile, const Rows& vo,
+                         const float* o, const float* d_o) {
+  LaneValues delta;
+  if (!p.f.delta_given) vo.dot(o, d_o, &delta);
+  for (int lane = 0; lane < tile.count; ++lane) {
+    const QueryRow& r = tile.rows[lane];
+    const int64_t b = r.sequence.batch;
+    if (p.f.delta_given)
+      delta.x[lane] = *p.f.delta.at(b, r.head, r.token);
+    else if (p.f.delta.data != nullptr)
+      *p.f.delta.at(b, r.head, r.token) = delta.x[lane];
+    if (p.f.d_lse.data != nullptr) delta.x[lane] -= *p.f.d_lse.at(b, r.head, r.token);
+  }
+  return delta;
 }
 
 // dQ of a tile of query rows, and their delta for the tiles of keys.
-void dq_tile(const TileOps& ops, const Problem& p, const QueryTile& tile, float* delta,
-             Scratch scratch) {
-  const int head_dim = static_cast<int>(p.head_dim), ld = leading(p);
-  const Loader loader(ops, p);
-  const int vectors = loader.vectors(tile.count);
+void dq_tile(const TileOps& ops, const FullProblem& p, const QueryTile& tile,
+             const RowStatsView& delta, Scratch scratch) {
+  const Sequence& s = tile.sequence;
+  const Rows qk(ops, p.head_dim, tile.count), vo(ops, p.head_dim_v, tile.count);
   float* const q = scratch.tile();
   float* const d_o = scratch.tile();
   float* const dq = scratch.tile();
@@ -242,45 +307,43 @@ void dq_tile(const TileOps& ops, const Problem& p, const QueryTile& tile, float*
   float* const v = scratch.tile();
   float* const scores = scratch.scores();
   float* const d_p = scratch.scores();
+  const PairGradients pair_gradients(p, scratch);
 
-  const int64_t shift = centre_shift(p.mask, tile.b, p.len_q, p.len_k);
-  const auto range_of = [&](int lane) {
-    return visible_keys(p.mask, shift, tile.row(lane), p.len_k);
-  };
-  const auto row_of = [&](const TensorView& t) {
-    return [&](int lane) { return address(t, tile.b, tile.head(lane), tile.row(lane)); };
-  };
-  loader.lanes(p.q.dtype, tile.count, row_of(p.q), k, q);
-  loader.lanes(p.d_o.dtype, tile.count, row_of(p.d_o), k, d_o);
-  loader.lanes(p.o.dtype, tile.count, row_of(p.o), k, dq);  // O, until delta is known
-  LaneValues lane_delta, lse = all_lanes(0);
-  ops.dot(dq, d_o, head_dim, vectors, &lane_delta);
+  qk.load_lanes(p.q.dtype, queries_of(tile, p.q), k, q);
+  vo.load_lanes(p.d_o.dtype, queries_of(tile, p.d_o), k, d_o);
+  if (!p.f.delta_given)
+    vo.load_lanes(p.o.dtype, queries_of(tile, p.o), k, dq);  // until delta is known
+  const LaneValues lane_delta = reduced_delta(p, tile, vo, dq, d_o);
+  LaneValues lse = all_lanes(0);
   for (int lane = 0; lane < tile.count; ++lane) {
-    const int64_t head = tile.head(lane), row = tile.row(lane);
-    delta[delta_index(p, tile.b, head, row)] = lane_delta.x[lane];
-    if (!range_of(lane).empty()) lse.x[lane] = *p.lse.at(tile.b, head, row);
+    const QueryRow& r = tile.rows[lane];
+    *delta.at(s.batch, r.head, r.token) = lane_delta.x[lane];
+    if (!r.keys.empty()) lse.x[lane] = lse_of(p, r);
   }
-  std::fill(dq, dq + tile_floats(p), 0.0f);
+  std::fill(dq, dq + qk.floats(), 0.0f);
 
   const LaneValues ones = all_lanes(1);
-  Steps(tile.count, range_of).for_tiles([&](int64_t first, int count, const Visible* visible) {
-    loader.rows(p.k, tile.b, tile.head_kv, first, count, k);
-    loader.rows(p.v, tile.b, tile.head_kv, first, count, v);
-    ops.products(k, ld, count, q, head_dim, vectors, p.scale, scores);
-    ops.products(v, ld, count, d_o, head_dim, vectors, 1.0f, d_p);
-    ops.gradients_by_lane(count, vectors, visible, lse, lane_delta, scores, d_p);
-    const bool guarded = visible != nullptr && !ops.is_finite(k, ld, count, head_dim);
-    ops.accumulate(d_p, count, k, ld, head_dim, vectors, guarded ? visible : nullptr, ones, dq);
+  const Steps keys(tile.count, [&](int lane) { return tile.rows[lane].keys; });
+  keys.for_tiles([&](int64_t first, int count, const Seen& seen) {
+    qk.load(p.k, s.batch, tile.head_kv, s.first_k + first, count, k);
+    vo.load(p.v, s.batch, tile.head_kv, s.first_k + first, count, v);
+    qk.products(k, count, q, pair_gradients.scale(), scores);
+    vo.products(v, count, d_o, 1.0f, d_p);
+    pair_gradients(
+        Pairs::of_query_lanes(tile.rows, tile.count, first, count), seen, count, scores, d_p, [&] {
+          ops.gradients_by_lane(count, qk.vectors(), seen.visible(), lse, lane_delta, scores, d_p);
+        });
+    qk.accumulate(d_p, count, k, seen.visible(), ones, dq);
   });
-  loader.store(dq, all_lanes(p.scale), p.dq.dtype, tile.count, row_of(p.dq));
+  qk.store_gradient(dq, p.scale, p.f.accumulate_gradients, p.dq.dtype, queries_of(tile, p.dq), k,
+                    q);
 }
 
 // dK and dV of a tile of keys: sums over the rows that see them, in all query heads of the group.
-void dkv_tile(const TileOps& ops, const Problem& p, const KeyTile& tile, const float* delta,
-              Scratch scratch) {
-  const int head_dim = static_cast<int>(p.head_dim), ld = leading(p);
-  const Loader loader(ops, p);
-  const int vectors = loader.vectors(tile.count);
+void dkv_tile(const TileOps& ops, const FullProblem& p, const KeyTile& tile,
+              const RowStatsView& delta, Scratch scratch) {
+  const Sequence& s = tile.sequence;
+  const Rows qk(ops, p.head_dim, tile.count), vo(ops, p.head_dim_v, tile.count);
   float* const k = scratch.tile();
   float* const v = scratch.tile();
   float* const dk = scratch.tile();
@@ -289,41 +352,43 @@ void dkv_tile(const TileOps& ops, const Problem& p, const KeyTile& tile, const f
   float* const d_o = scratch.tile();
   float* const scores = scratch.scores();
   float* const d_p = scratch.scores();
+  const PairGradients pair_gradients(p, scratch);
 
-  const int64_t shift = centre_shift(p.mask, tile.b, p.len_q, p.len_k);
+  const int64_t shift = centre_shift(p.mask, s.batch, s.len_q, s.len_k);
   const Steps rows(tile.count, [&](int lane) {
-    return visible_rows(p.mask, shift, tile.first + lane, p.len_q);
+    return visible_rows(p.mask, shift, tile.first + lane, s.len_q);
   });
-  const auto row_of = [&](const TensorView& t) {
-    return [&](int lane) { return address(t, tile.b, tile.head_kv, tile.first + lane); };
-  };
-  loader.lanes(p.k.dtype, tile.count, row_of(p.k), q, k);
-  loader.lanes(p.v.dtype, tile.count, row_of(p.v), q, v);
-  std::fill(dk, dk + tile_floats(p), 0.0f);
-  std::fill(dv, dv + tile_floats(p), 0.0f);
+  qk.load_lanes(p.k.dtype, keys_of(tile, p.k), q, k);
+  vo.load_lanes(p.v.dtype, keys_of(tile, p.v), q, v);
+  std::fill(dk, dk + qk.floats(), 0.0f);
+  std::fill(dv, dv + vo.floats(), 0.0f);
 
   const LaneValues ones = all_lanes(1);
   const int64_t group = heads_of_group(p);
   for (int64_t head = tile.head_kv * group; head < (tile.head_kv + 1) * group; ++head)
-    rows.for_tiles([&](int64_t first, int count, const Visible* visible) {
+    rows.for_tiles([&](int64_t first, int count, const Seen& seen) {
+      QueryRow step_rows[kSteps];
       StepValues lse, step_delta;
-      for (int s = 0; s < count; ++s) {
-        lse.x[s] = *p.lse.at(tile.b, head, first + s);
-        step_delta.x[s] = delta[delta_index(p, tile.b, head, first + s)];
+      for (int i = 0; i < count; ++i) {
+        const QueryRow& r = step_rows[i] = query_row(p, s, head, first + i);
+        lse.x[i] = lse_of(p, r);
+        step_delta.x[i] = *delta.at(s.batch, head, r.token);
       }
-      loader.rows(p.q, tile.b, head, first, count, q);
-      loader.rows(p.d_o, tile.b, head, first, count, d_o);
-      ops.products(q, ld, count, k, head_dim, vectors, p.scale, scores);
-      ops.products(d_o, ld, count, v, head_dim, vectors, 1.0f, d_p);
-      ops.gradients_by_step(count, vectors, visible, lse, step_delta, scores, d_p);
-      const auto guard = [&](const float* panel) {
-        return visible != nullptr && !ops.is_finite(panel, ld, count, head_dim) ? visible : nullptr;
-      };
-      ops.accumulate(scores, count, d_o, ld, head_dim, vectors, guard(d_o), ones, dv);
-      ops.accumulate(d_p, count, q, ld, head_dim, vectors, guard(q), ones, dk);
+      qk.load(p.q, s.batch, head, s.first_q + first, count, q);
+      vo.load(p.d_o, s.batch, head, s.first_q + first, count, d_o);
+      qk.products(q, count, k, pair_gradients.scale(), scores);
+      vo.products(d_o, count, v, 1.0f, d_p);
+      pair_gradients(Pairs::of_key_lanes(step_rows, count, tile.first, tile.count), seen, count,
+                     scores, d_p, [&] {
+                       ops.gradients_by_step(count, qk.vectors(), seen.visible(), lse, step_delta,
+                                             scores, d_p);
+                     });
+      vo.accumulate(scores, count, d_o, seen.visible(), ones, dv);
+      qk.accumulate(d_p, count, q, seen.visible(), ones, dk);
     });
-  loader.store(dk, all_lanes(p.scale), p.dk.dtype, tile.count, row_of(p.dk));
-  loader.store(dv, ones, p.dv.dtype, tile.count, row_of(p.dv));
+  const bool accumulate = p.f.accumulate_gradients;
+  qk.store_gradient(dk, p.scale, accumulate, p.dk.dtype, keys_of(tile, p.dk), q, k);
+  vo.store_gradient(dv, 1.0f, accumulate, p.dv.dtype, keys_of(tile, p.dv), q, v);
 }
 
 // ---- threads --------------------------------------------------------------------------------------------
@@ -346,6 +411,20 @@ void for_each_task(const Problem& p, const LaunchContext& context, int64_t tasks
   });
 }
 
+// Calls f for every index of a pass of the reference, which needs no scratch.
+template <class F>
+void for_each_index(const LaunchContext& context, int64_t count, F f) {
+  context.pool->parallel_for(count, context.capabilities.cpu_threads,
+                             [&](int64_t begin, int64_t end) {
+                               for (int64_t i = begin; i < end; ++i) f(i);
+                             });
+}
+
+// ---- plans ----------------------------------------------------------------------------------------------
+
+int64_t query_tiles(const FullProblem& p) { return Tiling::of_queries(p).count(); }
+int64_t key_tiles(const FullProblem& p) { return Tiling::of_keys(p).count(); }
+
 size_t scratch_bytes(int64_t tasks, int64_t floats, const Capabilities& capabilities) {
   return static_cast<size_t>(workers_of(tasks, capabilities) * floats) * sizeof(float);
 }
@@ -356,12 +435,12 @@ int64_t forward_floats(const Problem& p) {
 int64_t dq_floats(const Problem& p) { return scratch_floats(p, kQueryTiles, kQueryScores); }
 int64_t dkv_floats(const Problem& p) { return scratch_floats(p, kKeyTiles, kKeyScores); }
 
-size_t backward_scratch_bytes(const Problem& p, const Capabilities& capabilities) {
+size_t backward_scratch_bytes(const FullProblem& p, const Capabilities& capabilities) {
   return std::max(scratch_bytes(query_tiles(p), dq_floats(p), capabilities),
                   scratch_bytes(key_tiles(p), dkv_floats(p), capabilities));
 }
 
-size_t decode_scratch_bytes(const Problem& p, int32_t num_splits,
+size_t decode_scratch_bytes(const FullProblem& p, int32_t num_splits,
                             const Capabilities& capabilities) {
   return scratch_bytes(num_splits * query_tiles(p), forward_floats(p), capabilities);
 }
@@ -387,61 +466,91 @@ char* behind(const LaunchContext& context, size_t bytes) {
 
 Plan plan_forward(const Problem& p, const Capabilities& capabilities) {
   Plan plan;
-  plan.workspace_bytes = scratch_bytes(query_tiles(p), forward_floats(p), capabilities);
+  plan.workspace_bytes =
+      scratch_bytes(query_tiles(FullProblem(p)), forward_floats(p), capabilities);
   return plan;
 }
 
 Plan plan_backward(const Problem& p, const Capabilities& capabilities) {
-  Plan plan = plan_delta(p, capabilities);
-  plan.workspace_bytes += backward_scratch_bytes(p, capabilities);
+  Plan plan = plan_reference_backward(p, capabilities);
+  plan.workspace_bytes += backward_scratch_bytes(FullProblem(p), capabilities);
   return plan;
 }
 
 Plan plan_decode(const Problem& p, const Capabilities& capabilities) {
   Plan plan;
   plan.num_splits = decode_splits(p);
-  plan.workspace_bytes = decode_scratch_bytes(p, plan.num_splits, capabilities) +
+  plan.workspace_bytes = decode_scratch_bytes(FullProblem(p), plan.num_splits, capabilities) +
                          split_workspace(p, plan.num_splits).bytes;
   plan.launches = plan.num_splits > 1 ? 2 : 1;
   return plan;
 }
 
-Status forward(const TileOps& ops, const Problem& p, const LaunchContext& context) {
-  for_each_task(p, context, query_tiles(p), forward_floats(p), [&](int64_t task, Scratch scratch) {
-    forward_tile(ops, p, QueryTile(p, task), 0, 1, p.o, p.lse, scratch);
-  });
+namespace {
+
+void forward_part(const TileOps& ops, const FullProblem& p, int64_t task, const Part& part,
+                  const Scratch& scratch) {
+  const QueryTile tile(p, task);
+  if (tile.count > 0) forward_tile(ops, p, tile, part, scratch);
+}
+
+}  // namespace
+
+Status forward(const TileOps& ops, const Problem& problem, const LaunchContext& context) {
+  const FullProblem p(problem);
+  const Part all = {0, 1, p.o, p.lse};
+  for_each_task(p, context, query_tiles(p), forward_floats(p),
+                [&](int64_t task, Scratch scratch) { forward_part(ops, p, task, all, scratch); });
   return CUFLASH_SUCCESS;
 }
 
-Status backward(const TileOps& ops, const Problem& p, const LaunchContext& context) {
-  float* const delta =
-      reinterpret_cast<float*>(behind(context, backward_scratch_bytes(p, context.capabilities)));
+Status backward(const TileOps& ops, const Problem& problem, const LaunchContext& context) {
+  const FullProblem p(problem);
+  ReferenceScratch passed;
+  passed.delta = delta_scratch(p, behind(context, backward_scratch_bytes(p, context.capabilities)));
   for_each_task(p, context, query_tiles(p), dq_floats(p), [&](int64_t task, Scratch scratch) {
-    dq_tile(ops, p, QueryTile(p, task), delta, scratch);
+    const QueryTile tile(p, task);
+    if (tile.count > 0) dq_tile(ops, p, tile, passed.delta, scratch);
   });
   for_each_task(p, context, key_tiles(p), dkv_floats(p), [&](int64_t task, Scratch scratch) {
-    dkv_tile(ops, p, KeyTile(p, task), delta, scratch);
+    const KeyTile tile(p, task);
+    if (tile.count > 0) dkv_tile(ops, p, tile, passed.delta, scratch);
   });
-  return CUFLASH_SUCCESS;
+  return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
+    for_each_index(context, modifier_gradients(p), [&](int64_t i) {
+      modifier_index<typename decltype(tag)::Type>(SingleLane{}, p, passed, i);
+    });
+    return CUFLASH_SUCCESS;
+  });
 }
 
-Status decode(const TileOps& ops, const Problem& p, const Plan& plan,
+Status decode(const TileOps& ops, const Problem& problem, const Plan& plan,
               const LaunchContext& context) {
-  if (plan.num_splits == 1) return forward(ops, p, context);
+  if (plan.num_splits == 1) return forward(ops, problem, context);
+  const FullProblem p(problem);
   const int64_t tiles = query_tiles(p);
-  const MergeProblem parts =
-      split_merge(p, plan.num_splits,
+  ReferenceScratch passed;
+  passed.num_splits = plan.num_splits;
+  passed.parts =
+      split_merge(problem, plan.num_splits,
                   behind(context, decode_scratch_bytes(p, plan.num_splits, context.capabilities)));
+  Part first = {0, plan.num_splits, passed.parts.parts, passed.parts.lse_parts};
+  // As in the tensors: sequences of a packed one count from its first row.
+  if (passed.parts.batch == 1) first.o.batch_stride = first.lse.batch_stride = 0;
   for_each_task(
       p, context, plan.num_splits * tiles, forward_floats(p), [&](int64_t task, Scratch scratch) {
-        const int64_t split = task / tiles;
-        TensorView o = parts.parts;
-        o.data = static_cast<float*>(o.data) + split * parts.part_stride;
-        RowStatsView lse = parts.lse_parts;
-        lse.data += split * parts.lse_part_stride;
-        forward_tile(ops, p, QueryTile(p, task % tiles), split, plan.num_splits, o, lse, scratch);
+        Part part = first;
+        part.split = task / tiles;
+        part.o.data = static_cast<float*>(part.o.data) + part.split * passed.parts.part_stride;
+        part.lse.data += part.split * passed.parts.lse_part_stride;
+        forward_part(ops, p, task % tiles, part, scratch);
       });
-  return merge_states_cpu(parts, context);
+  return dispatch_dtype(p.dtype, [&](auto tag) -> Status {
+    for_each_index(context, query_rows(p), [&](int64_t i) {
+      combine_index<typename decltype(tag)::Type>(SingleLane{}, p, passed, i);
+    });
+    return CUFLASH_SUCCESS;
+  });
 }
 
 }  // namespace cuflash::cpu_blocked

@@ -33,11 +33,12 @@ CUFLASH_VECTOR void for_shapes(int vectors, F f) {
 
 // Lane masks of one vector of lanes.
 struct Sight {
-  IntVec begin = {}, end = {};
+  UintVec words[kVisibleWords] = {};
   Sight() = default;
-  CUFLASH_VECTOR Sight(const Visible& visible, int vector)
-      : begin(load(visible.begin + vector * kWidth)), end(load(visible.end + vector * kWidth)) {}
-  CUFLASH_VECTOR IntVec of(int step) const { return (begin <= step) & (end > step); }
+  CUFLASH_VECTOR Sight(const Visible& visible, int vector) {
+    for (int w = 0; w < kVisibleWords; ++w) words[w] = load(visible.words[w] + vector * kWidth);
+  }
+  CUFLASH_VECTOR IntVec of(int step) const { return (words[step / 32] >> step % 32 & 1u) != 0u; }
 };
 
 // ---- rows in and out ------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ constexpr int kSteps = 64;
 // Channels of a panel are padded with zeros to a multiple of this, the widest vector.
 constexpr int kChannelPad = 16;
 
-// The steps that each lane sees, counted from the first of the tile.
+// The steps that each lane sees, counted from the first of the tile: a bit each, from the lowest of the first word on.
+constexpr int kVisibleWords = kSteps / 32;
 struct Visible {
-  alignas(64) int32_t begin[kLanes];
-  alignas(64) int32_t end[kLanes];
+  alignas(64) uint32_t words[kVisibleWords][kLanes];
 };
 
 // One fp32 value for each lane, or for each step.

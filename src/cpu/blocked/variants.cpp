@@ -1,8 +1,6 @@
 // The table of the cpu family.
 #include "cpu/blocked/variants.hpp"
 
-#include "attention/lanes.hpp"
-#include "core/kernel_rows.hpp"
 #include "core/plans.hpp"
 #include "cpu/blocked/kernel.hpp"
 #include "cuflash_built.hpp"
@@ -35,21 +33,15 @@ const TileOps& best_level() {
   return decode(best_level(), p, plan, context);
 }
 
-Refusal accepts(const Variant&, const Problem& p, const Capabilities&) {
-  CUFLASH_REFUSE(refuse_features(p));
-  if (p.head_dim > kMaxTiledHeadDim) return {kAboveBucket<kMaxTiledHeadDim>.data};
-  return {};
-}
-
 constexpr int kRank = 10;
 
 constexpr Variant kRows[] = {
-    {"fwd_cpu", "cpu", Operation::kForward, true, kLanes, kSteps, 0, 0, kRank, accepts,
+    {"fwd_cpu", "cpu", Operation::kForward, true, kLanes, kSteps, 0, 0, kRank, accept_all,
      plan_forward, CUFLASH_ENTRY_fwd_cpu(launch_forward), nullptr},
-    {"bwd_cpu", "cpu", Operation::kBackward, true, kLanes, kSteps, 0, 0, kRank, accepts,
+    {"bwd_cpu", "cpu", Operation::kBackward, true, kLanes, kSteps, 0, 0, kRank, accept_all,
      plan_backward, CUFLASH_ENTRY_bwd_cpu(launch_backward), nullptr},
-    {"dec_cpu", "cpu", Operation::kDecode, true, kLanes, kSteps, 0, 0, kRank, accepts, plan_decode,
-     CUFLASH_ENTRY_dec_cpu(launch_decode), nullptr},
+    {"dec_cpu", "cpu", Operation::kDecode, true, kLanes, kSteps, 0, 0, kRank, accept_all,
+     plan_decode, CUFLASH_ENTRY_dec_cpu(launch_decode), nullptr},
 };
 
 }  // namespace

@@ -29,7 +29,6 @@ typedef uint32_t UintVec __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t ShortVec __attribute__((vector_size(2 * kWidth)));
 
 CUFLASH_VECTOR Vec broadcast(float x) { return x - Vec{}; }
-CUFLASH_VECTOR IntVec broadcast(int32_t x) { return x - IntVec{}; }
 
 // From any address; floats are aligned to their size only.
 CUFLASH_VECTOR Vec load(const float* p) {
@@ -38,8 +37,8 @@ CUFLASH_VECTOR Vec load(const float* p) {
   return x;
 }
 CUFLASH_VECTOR void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof x); }
-CUFLASH_VECTOR IntVec load(const int32_t* p) {
-  IntVec x;
+CUFLASH_VECTOR UintVec load(const uint32_t* p) {
+  UintVec x;
   __builtin_memcpy(&x, p, sizeof x);
   return x;
 }
