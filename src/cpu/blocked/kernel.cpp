@@ -12,6 +12,7 @@
 #include "common/dtype_dispatch.hpp"
 #include "common/thread_pool.hpp"
 #include "core/plans.hpp"
+#include "cpu/blocked/dequantise.hpp"
 #include "cpu/blocked/pairs.hpp"
 
 namespace cuflash::cpu_blocked {
@@ -95,7 +96,7 @@ class Rows {
     for (int i = 0; i < count; ++i) rows[i] = address(t, b, head, first + i);
     ops_.load_rows(t.dtype, rows, count, channels_, panel, ld_);
   }
-  // Rows of a cache. What is in none of its pages is 0.
+  // Rows in the slots of a cache. What is in none of its pages is 0.
   void load(const FullProblem& p, const TensorView& t, const CacheFormat::Side& side,
             const KeySlot* slots, int64_t head, int count, float* panel) const {
     if ((p.f.used & kQuantisedCache) == 0) {
@@ -106,11 +107,10 @@ class Rows {
       return ops_.load_rows(t.dtype, rows, count, channels_, panel, ld_);
     }
     std::fill(panel, panel + count * ld_, 0.0f);
-    for (int i = 0; i < count; ++i) {
-      if (!slots[i].valid) continue;
-      const QuantisedRow row = quantised_row(p.f.format, side, t, slots[i], head);
-      for (int c = 0; c < channels_; ++c) panel[i * ld_ + c] = row[c];
-    }
+    for (int i = 0; i < count; ++i)
+      if (slots[i].valid)
+        dequantise_row(quantised_row(p.f.format, side, t, slots[i], head), channels_,
+                       panel + i * ld_);
   }
   // Lanes through `panel`, which is overwritten. row_of(lane) is an address.
   template <class F>
@@ -168,14 +168,42 @@ struct Part {
   RowStatsView lse;
 };
 
-// The slots of the keys [first, first + count). Those in no page of the cache are hidden from all lanes.
-void find_slots(const FullProblem& p, const Sequence& s, int64_t first, int count, KeySlot* slots,
-                Seen& seen) {
-  for (int i = 0; i < count; ++i) {
-    slots[i] = key_slot(p.f.paging, s.batch, s.first_k + first + i);
-    for (int lane = 0; lane < kLanes && !slots[i].valid; ++lane) seen.hide(lane, i);
+// Keys and values of one sequence and head, a tile of steps at a time: rows of tensors, or in the slots of a cache.
+class Keys {
+ public:
+  Keys(const FullProblem& p, const Sequence& s, int64_t head_kv)
+      : p_(p),
+        s_(s),
+        head_kv_(head_kv),
+        in_slots_((p.f.used & (kPagedCache | kCacheEntries | kQuantisedCache)) != 0) {}
+
+  // Turns to the keys [first, first + count). Those in no page of the cache are hidden from all lanes.
+  void find(int64_t first, int count, Seen& seen) {
+    first_ = s_.first_k + first, count_ = count;
+    for (int i = 0; i < count && in_slots_; ++i) {
+      slots_[i] = key_slot(p_.f.paging, s_.batch, first_ + i);
+      for (int lane = 0; lane < kLanes && !slots_[i].valid; ++lane) seen.hide(lane, i);
+    }
   }
-}
+  void load_keys(const Rows& qk, float* panel) const { load(qk, p_.k, p_.f.format.k, panel); }
+  void load_values(const Rows& vo, float* panel) const { load(vo, p_.v, p_.f.format.v, panel); }
+
+ private:
+  void load(const Rows& rows, const TensorView& t, const CacheFormat::Side& side,
+            float* panel) const {
+    if (in_slots_)
+      rows.load(p_, t, side, slots_, head_kv_, count_, panel);
+    else
+      rows.load(t, s_.batch, head_kv_, first_, count_, panel);
+  }
+
+  const FullProblem& p_;
+  const Sequence& s_;
+  int64_t head_kv_, first_ = 0;
+  int count_ = 0;
+  bool in_slots_;
+  KeySlot slots_[kSteps];
+};
 
 // Folds rows, with the softmax state of each, into the O and LSE that are there.
 void fold_outputs(const FullProblem& p, const QueryTile& tile, const OnlineSoftmax* softmax,
@@ -200,20 +228,20 @@ void forward_tile(const TileOps& ops, const FullProblem& p, const QueryTile& til
   float* const scores = scratch.scores();
   float* const kept = scratch.scores();
 
-  const Steps keys(tile.count, [&](int lane) {
+  Keys keys(p, s, tile.head_kv);
+  const Steps steps(tile.count, [&](int lane) {
     return split_range(tile.rows[lane].keys, part.split, part.num_splits, p.least_part());
   });
   qk.load_lanes(p.q.dtype, queries_of(tile, p.q), panel, q);
   std::fill(acc, acc + vo.floats(), 0.0f);
   LaneValues m = all_lanes(negative_infinity()), l = all_lanes(0), factors;
 
-  keys.for_tiles([&](int64_t first, int count, Seen& seen) {
+  steps.for_tiles([&](int64_t first, int count, Seen& seen) {
     const Pairs pairs = Pairs::of_query_lanes(tile.rows, tile.count, first, count);
-    KeySlot slots[kSteps];
-    find_slots(p, s, first, count, slots, seen);
+    keys.find(first, count, seen);
     hide_by_tree(p, pairs, s.len_k, seen);
     const bool modified = (p.f.used & kModifiers) != 0;
-    qk.load(p, p.k, p.f.format.k, slots, tile.head_kv, count, panel);
+    keys.load_keys(qk, panel);
     qk.products(panel, count, q, modified ? 1.0f : p.scale, scores);
     if (modified) to_scores(p, pairs, seen, scores, nullptr);
     ops.softmax(count, qk.vectors(), seen.visible(), scores, &m, &l, &factors);
@@ -221,7 +249,7 @@ void forward_tile(const TileOps& ops, const FullProblem& p, const QueryTile& til
       dropout_factors(pairs, seen, kept);
       multiply(count, kept, scores);
     }
-    vo.load(p, p.v, p.f.format.v, slots, tile.head_kv, count, panel);
+    keys.load_values(vo, panel);
     vo.accumulate(scores, count, panel, seen.visible(), factors, acc);
   });
 
@@ -244,8 +272,8 @@ void forward_tile(const TileOps& ops, const FullProblem& p, const QueryTile& til
 }
 
 // What P is rebuilt with. A row that sees nothing, by a bias of -inf, has only scores of -inf: their weights are 0.
-float lse_of(const FullProblem& p, const QueryRow& r) {
-  const float lse = *p.lse.at(r.sequence.batch, r.head, r.token);
+float lse_of(const FullProblem& p, int64_t b, int64_t head, int64_t token) {
+  const float lse = *p.lse.at(b, head, token);
   return lse == negative_infinity() ? 0.0f : lse;
 }
 
@@ -256,6 +284,7 @@ class PairGradients {
   PairGradients(const FullProblem& p, Scratch& scratch)
       : p_(p), derivatives_(scratch.scores()), kept_(scratch.scores()) {}
 
+  bool looks_at_pairs() const { return modified() || (p_.f.used & kDropout) != 0; }
   bool modified() const { return (p_.f.used & kModifiers) != 0; }
   float scale() const { return modified() ? 1.0f : p_.scale; }
 
@@ -318,13 +347,13 @@ void dq_tile(const TileOps& ops, const FullProblem& p, const QueryTile& tile,
   for (int lane = 0; lane < tile.count; ++lane) {
     const QueryRow& r = tile.rows[lane];
     *delta.at(s.batch, r.head, r.token) = lane_delta.x[lane];
-    if (!r.keys.empty()) lse.x[lane] = lse_of(p, r);
+    if (!r.keys.empty()) lse.x[lane] = lse_of(p, s.batch, r.head, r.token);
   }
   std::fill(dq, dq + qk.floats(), 0.0f);
 
   const LaneValues ones = all_lanes(1);
-  const Steps keys(tile.count, [&](int lane) { return tile.rows[lane].keys; });
-  keys.for_tiles([&](int64_t first, int count, const Seen& seen) {
+  const Steps steps(tile.count, [&](int lane) { return tile.rows[lane].keys; });
+  steps.for_tiles([&](int64_t first, int count, const Seen& seen) {
     qk.load(p.k, s.batch, tile.head_kv, s.first_k + first, count, k);
     vo.load(p.v, s.batch, tile.head_kv, s.first_k + first, count, v);
     qk.products(k, count, q, pair_gradients.scale(), scores);
@@ -370,9 +399,10 @@ void dkv_tile(const TileOps& ops, const FullProblem& p, const KeyTile& tile,
       QueryRow step_rows[kSteps];
       StepValues lse, step_delta;
       for (int i = 0; i < count; ++i) {
-        const QueryRow& r = step_rows[i] = query_row(p, s, head, first + i);
-        lse.x[i] = lse_of(p, r);
-        step_delta.x[i] = *delta.at(s.batch, head, r.token);
+        const int64_t token = s.first_q + first + i;
+        lse.x[i] = lse_of(p, s.batch, head, token);
+        step_delta.x[i] = *delta.at(s.batch, head, token);
+        if (pair_gradients.looks_at_pairs()) step_rows[i] = query_row(p, s, head, first + i);
       }
       qk.load(p.q, s.batch, head, s.first_q + first, count, q);
       vo.load(p.d_o, s.batch, head, s.first_q + first, count, d_o);
