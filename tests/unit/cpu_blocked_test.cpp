@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "common/thread_pool.hpp"
+#include "core/features.hpp"
 #include "support/accuracy.hpp"
 #include "support/data.hpp"
 #include "unit/cpu_levels.hpp"
@@ -54,13 +55,27 @@ class Stored {
 Inputs inputs_of(const test::Problem& p, DataKind kind = DataKind::kNormal) {
   const test::Shape& s = p.shape;
   Inputs in;
-  in.q = in.d_o = in.o = Tensor(s.batch, s.heads_q, s.len_q, s.head_dim);
-  in.k = in.v = Tensor(s.batch, s.heads_kv, s.len_k, s.head_dim);
+  in.q = Tensor(s.batch, s.heads_q, s.len_q, s.head_dim);
+  in.d_o = in.o = Tensor(s.batch, s.heads_q, s.len_q, s.dim_v());
+  in.k = Tensor(s.batch, s.heads_kv, s.len_k, s.head_dim);
+  in.v = Tensor(s.batch, s.heads_kv, s.len_k, s.dim_v());
   in.lse = Tensor(s.batch, s.heads_q, s.len_q, 1);
   test::fill(in.q, kind, 1, 1, 0, p.dtype);
   test::fill(in.k, kind, 2, 1, 0, p.dtype);
   test::fill(in.v, kind, 3, 1, -1, p.dtype);
   test::fill(in.d_o, kind, 4, 1, -1, p.dtype);
+  if (p.bias) {
+    in.bias = Tensor(s.batch, s.heads_q, s.len_q, s.len_k);
+    test::fill(in.bias, kind, 5, 1, -1, p.bias->dtype);
+  }
+  if (p.slopes) {
+    in.slopes = Tensor(1, s.heads_q, 1, 1);
+    test::fill(in.slopes, kind, 6, 1, -1, p.slopes->dtype);
+  }
+  if (p.sinks) {
+    in.sinks = Tensor(1, s.heads_q, 1, 1);
+    test::fill(in.sinks, kind, 7, 1, -1, *p.sinks);
+  }
   return in;
 }
 
@@ -74,19 +89,34 @@ Results run(const TileOps& ops, const test::Problem& given, const Inputs& in, in
   Stored q(in.q, given.dtype), k(in.k, given.dtype), v(in.v, given.dtype);
   Stored d_o(in.d_o, given.dtype), dq(nothing(in.q), given.dtype);
   Stored dk(nothing(in.k), given.dtype), dv(nothing(in.v), given.dtype);
-  Stored o(is_backward ? in.o : nothing(in.q), given.dtype);
+  Stored o(is_backward ? in.o : nothing(in.o), given.dtype);
   Stored lse(is_backward ? in.lse : nothing(in.lse), test::Dtype::kF32);
   const test::Shape& s = given.shape;
   Problem p;
   p.operation = static_cast<Operation>(given.operation);
   p.dtype = static_cast<Dtype>(given.dtype);
   p.batch = s.batch, p.heads_q = s.heads_q, p.heads_kv = s.heads_kv;
-  p.len_q = s.len_q, p.len_k = s.len_k, p.head_dim = p.head_dim_v = s.head_dim;
+  p.len_q = s.len_q, p.len_k = s.len_k, p.head_dim = s.head_dim, p.head_dim_v = s.dim_v();
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.o = o.view(), p.lse = lse.stats();
   p.d_o = d_o.view(), p.dq = dq.view(), p.dk = dk.view(), p.dv = dv.view();
   p.scale = given.scale_set ? given.scale
                             : static_cast<float>(1 / std::sqrt(static_cast<double>(s.head_dim)));
   p.num_splits = num_splits;
+  Stored bias(in.bias, test::Dtype::kF32), slopes(in.slopes, test::Dtype::kF32);
+  Stored sinks(in.sinks, test::Dtype::kF32);
+  Stored d_bias(nothing(in.bias), test::Dtype::kF32), d_sinks(nothing(in.sinks), test::Dtype::kF32);
+  Features features;
+  if (s.dim_v() != s.head_dim) features.used |= kOwnValueDim;
+  if (given.softcap > 0) features.used |= kSoftcap;
+  features.score.softcap = given.softcap;
+  if (given.bias) features.used |= kBias, features.score.bias = bias.view();
+  if (given.slopes) features.used |= kAlibi, features.score.slopes.data = slopes.view().data;
+  if (given.sinks) features.used |= kSinks, features.sinks.data = sinks.view().data;
+  if (is_backward && given.bias) features.d_bias = d_bias.view();
+  if (is_backward && given.sinks) features.d_sinks.data = d_sinks.view().data;
+  if (given.dropout.p > 0) features.used |= kDropout;
+  features.dropout.p = given.dropout.p, features.dropout.seed = given.dropout.seed;
+  p.features = &features;
   if (!given.lengths.empty()) p.lengths_k = given.lengths.data();
   const test::MaskSpec& mask = given.mask;
   p.mask.align = static_cast<Align>(mask.align);
@@ -110,6 +140,7 @@ Results run(const TileOps& ops, const test::Problem& given, const Inputs& in, in
   if (is_backward) {
     EXPECT_EQ(backward(ops, p, context), CUFLASH_SUCCESS);
     results.dq = dq.read(), results.dk = dk.read(), results.dv = dv.read();
+    results.d_bias = d_bias.read(), results.d_sinks = d_sinks.read();
     return results;
   }
   EXPECT_EQ(
@@ -143,6 +174,7 @@ void expect_same_bits(const Results& a, const Results& b) {
   };
   EXPECT_TRUE(same(a.o, b.o) && same(a.lse, b.lse));
   EXPECT_TRUE(same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv));
+  EXPECT_TRUE(same(a.d_bias, b.d_bias) && same(a.d_sinks, b.d_sinks));
 }
 
 test::MaskSpec offset_mask() {
@@ -182,6 +214,27 @@ TEST_P(CpuBlocked, AccurateAndIndependentOfTheThreads) {
             for (const int threads : {2, 7})
               expect_same_bits(run(ops(), p, in, threads, splits), results);
           }
+}
+
+// What is done pair by pair between the products.
+TEST_P(CpuBlocked, ModifiedScores) {
+  for (const auto operation :
+       {test::Operation::kForward, test::Operation::kBackward, test::Operation::kDecode})
+    for (const test::MaskSpec& mask : {test::MaskSpec(), offset_mask()}) {
+      test::Problem p = problem_of(operation, test::Dtype::kF32, {2, 4, 2, 67, 130, 40, 72}, mask);
+      p.softcap = 2;
+      p.bias.emplace();
+      p.slopes.emplace();
+      p.sinks = test::Dtype::kF32;
+      p.dropout = {0.3f, 11, 0};
+      SCOPED_TRACE(testing::Message() << name_of(operation) << " window " << mask.window);
+      Inputs in = inputs_of(p);
+      if (operation == test::Operation::kBackward) add_forward_results(ops(), p, in);
+      const Results results = run(ops(), p, in, 1);
+      const test::Accuracy accuracy = judge(p, in, results);
+      EXPECT_TRUE(accuracy.ok) << accuracy.where << ' ' << accuracy.worst;
+      expect_same_bits(run(ops(), p, in, 3), results);
+    }
 }
 
 // Decode chooses its parts by the shape, so long caches are cut on their own.

@@ -39,7 +39,9 @@ class Tiling {
       const int64_t middle = below + (above - below) / 2;
       (first_tile(middle) <= tile ? below : above) = middle;
     }
-    return {below, index / per_head_, (tile - first_tile(below)) * kLanes};
+    // Tiles before the first sequence hold none of its rows: as if past them.
+    const int64_t number = tile - first_tile(below);
+    return {below, index / per_head_, number < 0 ? rows_ * lanes_of_row_ : number * kLanes};
   }
 
   // How many of the rows [first, first + count) of a sequence's tensor are its own. All are, unless offsets decrease: then
