@@ -30,6 +30,9 @@ WMMA = "src/forward/wmma/kernel.cuh"
 CPU_VECTOR = "src/cpu/blocked/vector.hpp"
 CPU_LEVEL = "src/cpu/blocked/level.hpp"
 CPU_KERNEL = "src/cpu/blocked/kernel.cpp"
+CPU_TILES = "src/cpu/blocked/lane_tiles.hpp"
+CPU_PAIRS = "src/cpu/blocked/pairs.hpp"
+CPU_DEQUANTISE = "src/cpu/blocked/dequantise.hpp"
 WGMMA = "src/forward/wgmma/kernel.cuh"
 WMMA_SOFTMAX = "src/attention/wmma_softmax.cuh"
 STORE_ROWS = "src/device/store_rows.cuh"
@@ -72,7 +75,7 @@ class Fault:
 
 
 def cpu(name: str, file: str, old: str, new: str, tests: str) -> Fault:
-    units = (file,) if file == CPU_KERNEL else CPU_LEVEL_UNITS
+    units = CPU_LEVEL_UNITS if file in (CPU_LEVEL, CPU_VECTOR) else (CPU_KERNEL,)
     return Fault(f"cpu_{name}", file, old, new, tests, units, devices=("cpu",))
 
 
@@ -470,12 +473,14 @@ FAULTS = [
     Fault("decode_part_of_an_empty_row_read", DEC_COMBINE, "const bool empty = lse == negative_infinity();",
           "const bool empty = part >= num_parts;", "CasesOfEmptyRows.B03*", units=(DEC_COMBINE,), devices=("cuda",)),
     # ---- the cpu family ----
-    cpu("mask_right_edge_one_more", CPU_LEVEL, "(end > step)", "(end >= step)",
+    cpu("mask_right_edge_one_more", CPU_TILES, "below(end - 32 * w)", "below(end + 1 - 32 * w)",
         "CasesOfMasks.B26*"),
-    cpu("mask_left_edge_one_more", CPU_LEVEL, "(begin <= step)", "(begin <= step + 1)",
+    cpu("mask_left_edge_one_more", CPU_TILES, "~below(begin - 32 * w)", "~below(begin - 1 - 32 * w)",
         "CasesOfMasks.B33*"),
-    cpu("tile_of_the_diagonal_unmasked", CPU_KERNEL,
+    cpu("tile_of_the_diagonal_unmasked", CPU_TILES,
         "all_.begin <= begin && end <= all_.end", "all_.begin <= begin",
+        "CasesOfMasks.B26*"),
+    cpu("later_steps_masked_as_the_first", CPU_LEVEL, "words[step / 32] >> step % 32", "words[0] >> step % 32",
         "CasesOfMasks.B26*"),
     cpu("rescale_skipped", CPU_LEVEL,
         "multiply_add(load(out), load(factors + v * kWidth), sum[r][v])", "load(out) + sum[r][v]",
@@ -492,15 +497,15 @@ FAULTS = [
     cpu("bf16_truncated", CPU_VECTOR,
         "u + 0x7fffu + ((u >> 16) & 1u)", "u",
         "Property.RoundsToNearestEven*"),
-    cpu("last_tile_dropped", CPU_KERNEL,
+    cpu("last_tile_dropped", CPU_TILES,
         "begin < any_.end; begin = end", "begin + kSteps <= any_.end; begin = end",
         "CasesOfMasks.B26*"),
     cpu("lse_in_base_2", CPU_KERNEL,
-        "= softmax.lse();", "= softmax.lse() * 1.44269504f;",
+        "= softmax[lane].lse();", "= softmax[lane].lse() * 1.44269504f;",
         "CasesOfDecode.B111*"),
-    cpu("values_of_the_first_head", CPU_KERNEL,
-        "loader.rows(p.v, tile.b, tile.head_kv, first, count, panel);",
-        "loader.rows(p.v, tile.b, 0, first, count, panel);",
+    cpu("keys_of_the_first_head", CPU_KERNEL,
+        "rows.load(t, s_.batch, head_kv_, first_, count_, panel);",
+        "rows.load(t, s_.batch, 0, first_, count_, panel);",
         "CasesOfMasks.B52*"),
     cpu("heads_of_a_group_by_modulo", CPU_KERNEL,
         "int64_t head = tile.head_kv * group; head < (tile.head_kv + 1) * group; ++head",
@@ -510,15 +515,54 @@ FAULTS = [
         "= lane_delta.x[lane];", "= 0.0f;",
         "CasesOfBackward.B86*"),
     cpu("scale_missing_in_dk", CPU_KERNEL,
-        "loader.store(dk, all_lanes(p.scale),", "loader.store(dk, ones,",
+        "qk.store_gradient(dk, p.scale,", "qk.store_gradient(dk, 1.0f,",
         "CasesOfBackward.B86*"),
     cpu("keys_of_the_last_split_lost", CPU_KERNEL,
-        "visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits,",
-        "visible_keys(p.mask, shift, tile.row(lane), len_k), split, num_splits + (num_splits > 1),",
+        "part.split, part.num_splits, p.least_part()",
+        "part.split, part.num_splits + (part.num_splits > 1), p.least_part()",
         "CasesOfEmptyRows.B06*"),
     cpu("delta_over_the_tiles", CPU_KERNEL,
         "behind(context, backward_scratch_bytes(p, context.capabilities))", "behind(context, 0)",
         "CasesOfBackward.B86*"),
+    cpu("no_tile_for_the_end_of_a_sequence", CPU_TILES, "lanes_of_row_ / kLanes + b;", "lanes_of_row_ / kLanes;",
+        "CasesOfRaggedBatches.B87*"),
+    cpu("sequences_without_their_place", CPU_KERNEL, "first_ = s_.first_k + first", "first_ = first",
+        "CasesOfRaggedBatches.B97*"),
+    cpu("parts_of_packed_rows_by_batches", CPU_KERNEL, "if (passed.parts.batch == 1)", "if (false)",
+        "CasesOfPages.B103*"),
+    cpu("scaled_before_the_cap_too", CPU_KERNEL, "modified ? 1.0f : p.scale, scores", "p.scale, scores",
+        "CasesOfModifiers.B138*"),
+    cpu("slope_of_the_cap_is_1", CPU_KERNEL, "if (caps) multiply(count, derivatives_, d_p);", "",
+        "Features.Accurate/cpu_bwd_cpu*"),
+    cpu("pairs_of_the_wrong_row", CPU_PAIRS, "f(rows_[i], first_key_ + j, lane, step)",
+        "f(rows_[0], first_key_ + j, lane, step)", "CasesOfModifiers.B138*"),
+    cpu("nothing_dropped_in_dp", CPU_KERNEL, "multiply(count, kept_, d_p);", "",
+        "CasesOfModifiers.B143_DropoutOfForwardAndBackward*"),
+    cpu("nothing_dropped_in_dv", CPU_KERNEL, "if (drops) multiply(count, kept_, scores);", "",
+        "CasesOfModifiers.B143_DropoutOfForwardAndBackward*"),
+    cpu("sink_in_every_part", CPU_KERNEL, "p.f.sinks.data != nullptr && part.split == 0", "p.f.sinks.data != nullptr",
+        "CasesOfModifiers.B141_B142*"),
+    cpu("no_gradients_of_biases", CPU_KERNEL, "for_each_index(context, modifier_gradients(p),",
+        "for_each_index(context, 0 * modifier_gradients(p),", "ModifierProperty.GradientsOfRepeatedBiases*"),
+    cpu("lse_gradient_added", CPU_KERNEL, "delta.x[lane] -= *p.f.d_lse", "delta.x[lane] += *p.f.d_lse",
+        "Features.Accurate/cpu_bwd_cpu*"),
+    cpu("row_masked_by_a_bias_is_not_a_number", CPU_KERNEL, "lse == negative_infinity() ? 0.0f : lse", "lse",
+        "CasesOfModifiers.B10*"),
+    cpu("scratch_for_keys_alone", CPU_KERNEL, "leading(max64(p.head_dim, p.head_dim_v))", "leading(p.head_dim)",
+        "FurtherOutputs.HeadDimsOfTheValues*"),
+    cpu("gradients_overwritten", CPU_KERNEL, "lanes[n] * scale + there[n]", "lanes[n] * scale",
+        "FurtherOutputs.AccumulatedGradients*"),
+    cpu("outputs_overwritten", CPU_KERNEL, "if (p.f.accumulate_o && part.num_splits == 1)", "if (false)",
+        "FurtherOutputs.AccumulatedResults*"),
+    cpu("delta_not_returned", CPU_KERNEL, "else if (p.f.delta.data != nullptr)", "else if (false)",
+        "FurtherOutputs.DeltaOutAndIn*"),
+    cpu("keys_outside_the_pool_seen", CPU_KERNEL,
+        "for (int lane = 0; lane < kLanes && !slots_[i].valid; ++lane) seen.hide(lane, i);", "",
+        "CasesOfPages.B101_IdsOutsideThePool*"),
+    cpu("tree_never_looked_at", CPU_PAIRS, "pairs.end_key() <= len_k - p.f.tree.len", "pairs.end_key() <= len_k",
+        "CasesOfTrees.TreesOfTokens*"),
+    cpu("scale_of_the_first_group", CPU_DEQUANTISE, "row.scale_of(first)", "row.scale_of(0)",
+        "CasesOfQuantisedCaches.EveryShapeOfScales*"),
 
     # ---- the wgmma forward ----
     wgmma("right_edge_unmasked", "column < begin[row] || column >= end[row]", "column < begin[row]",

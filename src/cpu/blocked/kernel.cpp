@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "attention/reference_rows.hpp"
 #include "common/dtype_dispatch.hpp"
 #include "common/thread_pool.hpp"
 #include "core/plans.hpp"

@@ -83,13 +83,14 @@ struct QueryTile {
     const int64_t group = heads_of_group(p), begin = place.first_lane;
     sequence = sequence_of(p, place.batch);
     head_kv = place.head_kv;
-    const int64_t row = begin / group, end = min64(begin + kLanes, sequence.len_q * group);
+    const int64_t end = min64(begin + kLanes, sequence.len_q * group);
+    int64_t row = begin / group, head = begin % group;  // of the group
     const int64_t owned =
         tiling.owned(place.batch, sequence.first_q + row, ceil_div(end, group) - row);
     count = static_cast<int>(clamp64((row + owned) * group - begin, 0, max64(0, end - begin)));
     for (int lane = 0; lane < count; ++lane) {
-      const int64_t i = begin + lane;
-      rows[lane] = query_row(p, sequence, head_kv * group + i % group, i / group);
+      rows[lane] = query_row(p, sequence, head_kv * group + head, row);
+      if (++head == group) head = 0, ++row;
     }
   }
 
