@@ -9,18 +9,18 @@
 namespace cuflash_test {
 namespace {
 
-class CasesOfPages : public DeviceTest {
+class CasesOfPages : public FullFamilyTest {
  protected:
   // A case that only a kernel with pages takes.
-  static Case decode(Device device, const Shape& shape, const std::vector<int32_t>& lengths,
-                     const MaskSpec& mask = {}) {
-    Case c = make_case(device, Operation::kDecode, shape, mask);
+  static Case decode(const FullFamily& family, const Shape& shape,
+                     const std::vector<int32_t>& lengths, const MaskSpec& mask = {}) {
+    Case c = make_case(family, Operation::kDecode, shape, mask);
     c.lengths = lengths;
-    c.kernel = "reference";
+    c.kernel = family.family;
     return c;
   }
 };
-CUFLASH_FOR_DEVICES(CasesOfPages);
+CUFLASH_FOR_FULL_FAMILIES(CasesOfPages);
 
 TEST_P(CasesOfPages, B48_TheRestOfTheLastPageIsNan) {
   for (const int32_t length : {1, 5, 15, 16, 17, 31}) {

@@ -6,11 +6,11 @@
 namespace cuflash_test {
 namespace {
 
-class CasesOfQuantisedCaches : public DeviceTest {
+class CasesOfQuantisedCaches : public FullFamilyTest {
  protected:
-  static Case decode(Device device, const Shape& shape, const MaskSpec& mask = {}) {
-    Case c = make_case(device, Operation::kDecode, shape, mask);
-    c.kernel = "reference";
+  static Case decode(const FullFamily& family, const Shape& shape, const MaskSpec& mask = {}) {
+    Case c = make_case(family, Operation::kDecode, shape, mask);
+    c.kernel = family.family;
     return c;
   }
 
@@ -33,7 +33,7 @@ class CasesOfQuantisedCaches : public DeviceTest {
     return results;
   }
 };
-CUFLASH_FOR_DEVICES(CasesOfQuantisedCaches);
+CUFLASH_FOR_FULL_FAMILIES(CasesOfQuantisedCaches);
 
 TEST_P(CasesOfQuantisedCaches, EveryPairOfDtypes) {
   uint64_t turn = 0;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class CasesOfTrees : public DeviceTest {
+class CasesOfTrees : public FullFamilyTest {
  protected:
   Case make(Operation operation, const Shape& shape, const MaskSpec& mask = {}) const {
     return make_case(GetParam(), operation, shape, mask);
@@ -25,7 +25,7 @@ class CasesOfTrees : public DeviceTest {
     return tree;
   }
 };
-CUFLASH_FOR_DEVICES(CasesOfTrees);
+CUFLASH_FOR_FULL_FAMILIES(CasesOfTrees);
 
 // Tokens of which each has the one before as its parent: a causal mask.
 TEST_P(CasesOfTrees, ChainIsCausal) {
@@ -35,7 +35,7 @@ TEST_P(CasesOfTrees, ChainIsCausal) {
         Case causal = make(operation, {2, 4, 2, rows, 150, 32}, causal_mask());
         causal.dtype = dtype;
         causal.lengths = {150, 90};
-        causal.kernel = "reference";
+        causal.kernel = GetParam().family;
         causal.num_splits = 1;
         Case chain = causal;
         chain.mask = {};
@@ -149,7 +149,7 @@ TEST_P(CasesOfTrees, WithMasksAndRaggedSequences) {
 // Row strides of 0 give all rows the same bits.
 TEST_P(CasesOfTrees, RepeatedRows) {
   Case c = make(Operation::kForward, {2, 2, 1, 6, 50, 16});
-  c.kernel = "reference";
+  c.kernel = GetParam().family;
   c.tree = tree_of(c.shape, 40, [](int64_t b, auto, int64_t bit) { return (bit + b) % 2; });
   const Inputs inputs = make_inputs(c, DataKind::kNormal);
   Call call(c, inputs);

@@ -170,7 +170,7 @@ class Features : public Grid {
     }
     ragged.dtype = whole.dtype = dtype;
     std::vector<Draw> list = {first, second};
-    if (family_of(GetParam().kernel) != "reference") return list;
+    if (!takes_every_feature(GetParam().kernel)) return list;
     add_every_feature(ragged);
     first.accumulates = true;
     list.push_back(first);
@@ -250,7 +250,7 @@ TEST_P(Draws, Accurate) {
       setting("CUFLASH_TEST_DRAWS", target.device == Device::kCpu ? 400 : 100) / kShards;
   const int64_t first_seed = setting("CUFLASH_TEST_SEED", 1),
                 only = setting("CUFLASH_TEST_DRAW", -1);
-  const bool takes_everything = family_of(target.kernel) == "reference";
+  const bool takes_everything = takes_every_feature(target.kernel);
   // A kernel for one dtype and a few head dims refuses most problems: what counts is what it ran. The number of
   // tries is bounded so that a kernel that refuses everything fails.
   const int64_t tries = draws * 100;

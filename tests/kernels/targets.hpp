@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -45,10 +46,35 @@ void on_every_kernel(Case base, const std::vector<Dtype>& dtypes, F body) {
   }
 }
 
+// Tests of what only some families take run once for each of those.
+struct FullFamily {
+  Device device;
+  const char* family;
+  const char* name;
+
+  operator Device() const { return device; }
+};
+inline void PrintTo(const FullFamily& family, std::ostream* out) { *out << family.name; }
+class FullFamilyTest : public testing::TestWithParam<FullFamily> {
+ protected:
+  void SetUp() override { CUFLASH_REQUIRE_DEVICE(GetParam().device); }
+};
+
+#define CUFLASH_FOR_FULL_FAMILIES(suite)                                                    \
+  INSTANTIATE_TEST_SUITE_P(, suite,                                                         \
+                           testing::Values(FullFamily{Device::kCpu, "reference", "cpu"},    \
+                                           FullFamily{Device::kCuda, "reference", "cuda"},  \
+                                           FullFamily{Device::kCpu, "cpu", "cpu_blocked"}), \
+                           [](const auto& test) { return std::string(test.param.name); })
+
 // "wmma" of "fwd_wmma_f16_d64"
 inline std::string family_of(const std::string& kernel) {
   const size_t begin = kernel.find('_') + 1;
   return kernel.substr(begin, kernel.find('_', begin) - begin);
+}
+
+inline bool takes_every_feature(const std::string& kernel) {
+  return family_of(kernel) == "reference" || family_of(kernel) == "cpu";
 }
 
 // Of the operation's kernels on a device, in the order of the table.
