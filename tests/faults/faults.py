@@ -31,6 +31,7 @@ CPU_VECTOR = "src/cpu/blocked/vector.hpp"
 CPU_LEVEL = "src/cpu/blocked/level.hpp"
 CPU_KERNEL = "src/cpu/blocked/kernel.cpp"
 CPU_TILES = "src/cpu/blocked/lane_tiles.hpp"
+CPU_ROWS = "src/cpu/blocked/rows.hpp"
 CPU_PAIRS = "src/cpu/blocked/pairs.hpp"
 CPU_DEQUANTISE = "src/cpu/blocked/dequantise.hpp"
 WGMMA = "src/forward/wgmma/kernel.cuh"
@@ -503,7 +504,7 @@ FAULTS = [
     cpu("lse_in_base_2", CPU_KERNEL,
         "= softmax[lane].lse();", "= softmax[lane].lse() * 1.44269504f;",
         "CasesOfDecode.B111*"),
-    cpu("keys_of_the_first_head", CPU_KERNEL,
+    cpu("keys_of_the_first_head", CPU_ROWS,
         "rows.load(t, s_.batch, head_kv_, first_, count_, panel);",
         "rows.load(t, s_.batch, 0, first_, count_, panel);",
         "CasesOfMasks.B52*"),
@@ -526,7 +527,7 @@ FAULTS = [
         "CasesOfBackward.B86*"),
     cpu("no_tile_for_the_end_of_a_sequence", CPU_TILES, "lanes_of_row_ / kLanes + b;", "lanes_of_row_ / kLanes;",
         "CasesOfRaggedBatches.B87*"),
-    cpu("sequences_without_their_place", CPU_KERNEL, "first_ = s_.first_k + first", "first_ = first",
+    cpu("sequences_without_their_place", CPU_ROWS, "first_ = s_.first_k + first", "first_ = first",
         "CasesOfRaggedBatches.B97*"),
     cpu("parts_of_packed_rows_by_batches", CPU_KERNEL, "if (passed.parts.batch == 1)", "if (false)",
         "CasesOfPages.B103*/cpu_blocked"),
@@ -550,13 +551,13 @@ FAULTS = [
         "CasesOfModifiers.B10*"),
     cpu("scratch_for_keys_alone", CPU_KERNEL, "leading(max64(p.head_dim, p.head_dim_v))", "leading(p.head_dim)",
         "FurtherOutputs.HeadDimsOfTheValues*"),
-    cpu("gradients_overwritten", CPU_KERNEL, "lanes[n] * scale + there[n]", "lanes[n] * scale",
+    cpu("gradients_overwritten", CPU_ROWS, "lanes[n] * scale + there[n]", "lanes[n] * scale",
         "FurtherOutputs.AccumulatedGradients*"),
     cpu("outputs_overwritten", CPU_KERNEL, "if (p.f.accumulate_o && part.num_splits == 1)", "if (false)",
         "FurtherOutputs.AccumulatedResults*"),
     cpu("delta_not_returned", CPU_KERNEL, "else if (p.f.delta.data != nullptr)", "else if (false)",
         "FurtherOutputs.DeltaOutAndIn*"),
-    cpu("keys_outside_the_pool_seen", CPU_KERNEL,
+    cpu("keys_outside_the_pool_seen", CPU_ROWS,
         "for (int lane = 0; lane < kLanes && !slots_[i].valid; ++lane) seen.hide(lane, i);", "",
         "CasesOfPages.B101_IdsOutsideThePool*/cpu_blocked"),
     cpu("tree_never_looked_at", CPU_PAIRS, "pairs.end_key() <= len_k - p.f.tree.len", "pairs.end_key() <= len_k",
