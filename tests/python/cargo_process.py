@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import cuflash
-from conftest import ROOT
+from conftest import BUILD, ROOT
 
 CRATES = ROOT / "bindings" / "rust"
-TARGET = ROOT / "build" / "rust"
+TARGET = BUILD / "rust"
 
 
 def _version() -> tuple[int, ...]:

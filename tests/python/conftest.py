@@ -6,12 +6,16 @@ the import below fails, and with it every test.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# A folder of its own for each process of pytest-xdist: Julia locks no compiled package, and cargo a program only while
+# it builds it.
+BUILD = ROOT / "build" / os.environ.get("PYTEST_XDIST_WORKER", "")
 sys.path[:0] = [str(ROOT / "bindings" / "python"), str(Path(__file__).parent)]
 
 import cuflash  # noqa: E402

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import cuflash
-from conftest import ROOT
+from conftest import BUILD, ROOT
 
 PACKAGE = ROOT / "bindings" / "julia" / "CUFlash.jl"
 
@@ -37,8 +37,8 @@ def julia(*arguments: str | Path, package: Path = PACKAGE, **environment: str) -
 def try_julia(*arguments: str | Path, package: Path = PACKAGE,
               **environment: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "CUFLASH_LIBRARY": cuflash.library_path(),
-                   "JULIA_DEPOT_PATH": str(ROOT / "build" / "julia"), "JULIA_NUM_THREADS": "2",
+                   "JULIA_DEPOT_PATH": str(BUILD / "julia"), "JULIA_NUM_THREADS": "2",
                    **environment}
-    # -O1: the compiler takes most of the time.
-    return subprocess.run([JULIA, "--startup-file=no", "-O1", f"--project={package}", *arguments],
+    # -O0: the compiler takes most of the time.
+    return subprocess.run([JULIA, "--startup-file=no", "-O0", f"--project={package}", *arguments],
                           env=environment, text=True, capture_output=True)
