@@ -184,8 +184,8 @@ test::MaskSpec offset_mask() {
   return mask;
 }
 
-// Accurate, and the same bits for any number of threads.
-TEST_P(CpuBlocked, AccurateAndIndependentOfTheThreads) {
+// Accurate, and the same bits for any number of threads. All levels in one test: what is right is computed once for them.
+TEST(CpuBlockedLevels, AccurateAndIndependentOfTheThreads) {
   const test::Shape shapes[] = {{2, 6, 2, 67, 130, 64},
                                 {2, 4, 1, 3, 200, 40},
                                 {2, 2, 2, 130, 33, 130},
@@ -207,12 +207,15 @@ TEST_P(CpuBlocked, AccurateAndIndependentOfTheThreads) {
                          << " Sk" << shape.len_k << " D" << shape.head_dim << " causal "
                          << mask.causal << " window " << mask.window << " splits " << splits);
             Inputs in = inputs_of(p);
-            if (operation == test::Operation::kBackward) add_forward_results(ops(), p, in);
-            const Results results = run(ops(), p, in, 1, splits);
-            const test::Accuracy accuracy = judge(p, in, results);
-            EXPECT_TRUE(accuracy.ok) << accuracy.where << ' ' << accuracy.worst;
-            for (const int threads : {2, 7})
-              expect_same_bits(run(ops(), p, in, threads, splits), results);
+            for (const TileOps* ops : levels_here()) {
+              SCOPED_TRACE(ops->name);
+              if (operation == test::Operation::kBackward) add_forward_results(*ops, p, in);
+              const Results results = run(*ops, p, in, 1, splits);
+              const test::Accuracy accuracy = judge(p, in, results);
+              EXPECT_TRUE(accuracy.ok) << accuracy.where << ' ' << accuracy.worst;
+              for (const int threads : {2, 7})
+                expect_same_bits(run(*ops, p, in, threads, splits), results);
+            }
           }
 }
 
