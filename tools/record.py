@@ -88,11 +88,13 @@ def kernel_in(case: dict, device: str) -> str | None:
     return parameter.removeprefix(f"{device}_").rpartition("_shard")[0] if parameter.startswith(f"{device}_") else None
 
 
-def run_draws(build: Path, device: str, draws: int, seed: int) -> list[dict]:
-    """The seeded random problems of tests/kernels, `draws` for each kernel of the device and as many invalid ones for each operation."""
+def run_draws(build: Path, device: str, draws: int, seed: int, kernels: str = "*") -> list[dict]:
+    """The seeded random problems of tests/kernels, `draws` for each kernel of the device whose name matches one of `kernels`
+    (patterns, with commas between), and as many invalid ones for each operation."""
     program = next(build.glob("tests/**/test_kernels"))
     env = {"CUFLASH_TEST_DRAWS": str(draws), "CUFLASH_TEST_SEED": str(seed), "CUFLASH_TEST_INVALID_DRAWS": str(draws)}
-    return run_sharded(program, f"*Draws.Accurate/{device}_*:InvalidDraws.Refused/{device}_*", env)
+    accurate = [f"*Draws.Accurate/{device}_{pattern}_shard*" for pattern in kernels.split(",")]
+    return run_sharded(program, ":".join([*accurate, f"InvalidDraws.Refused/{device}_*"]), env)
 
 
 class Features:

@@ -31,7 +31,8 @@ Kernels = dict[tuple[str, str], tuple[int, int, int]]  # (name, arch): registers
 def demangle(names: list[str]) -> dict[str, str]:
     output = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
     # Without the parameters: they follow from the name.
-    short = [re.sub(r"^void ", "", line).split("(")[0] for line in output.stdout.splitlines()]
+    lines = [re.sub(r"\([\w:]+\)(?=\d)", "", line) for line in output.stdout.splitlines()]  # types of template arguments
+    short = [re.sub(r"^void ", "", line).split("(")[0] for line in lines]
     return dict(zip(names, short))
 
 

@@ -576,6 +576,8 @@ FAULTS = [
           "CasesOfExtremeScores.B23*"),
     wgmma("sum_not_rescaled", "state.l[row] * factor[row] + sum[row]", "state.l[row] + sum[row]",
           "CasesOfExtremeScores.B23*"),
+    wgmma("sums_without_a_limit", "constexpr float kMaxSum = 256;", "constexpr float kMaxSum = 1e30f;",
+          "CasesOfExtremeScores.B22_Large*"),
     wgmma("maximum_never_raised", "if (!(sum[row] <= fminf(kOutweighs * state.l[row], kMaxSum)))", "if (sum[row] != sum[row])",
           "CasesOfExtremeScores.B23*"),
     wgmma("rows_raised_with_their_neighbours", "asks >> row & 1 ? greatest : state.m[row]", "greatest",
