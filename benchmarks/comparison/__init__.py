@@ -1,0 +1,1 @@
+"""What compare.py and report.py are made of."""
