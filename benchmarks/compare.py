@@ -173,8 +173,8 @@ def main(argv: list[str]) -> int:
             complete &= not any("failed" in row and row["contestant"].startswith("cuflash") for row in rows)
             ratios += [row["ratio"] for row in rows if row["contestant"] == judged and "ratio" in row]
     if ratios:
-        print(f"{judged} to the best peer: geometric mean {statistics.geometric_mean(ratios):.3f}, smallest {min(ratios):.3f} of "
-              f"{len(ratios)} points", file=sys.stderr)
+        print(f"{judged} to the best peer: geometric mean {statistics.geometric_mean(ratios):.3f}, smallest "
+              f"{min(ratios):.3f} of {len(ratios)} points", file=sys.stderr)
     return 0 if complete else 1
 
 

@@ -44,7 +44,8 @@ def test_tokens16k():
 
 
 def test_flags_come_on_top_of_a_preset():
-    assert [str(point) for point in of("--preset", "grouped", "--len", "512", "--mask", "causal", "--dtype", "f16")] == [
+    found = of("--preset", "grouped", "--len", "512", "--mask", "causal", "--dtype", "f16")
+    assert [str(point) for point in found] == [
         "f16 causal B32 H16 S512 D128", "f16 causal B32 H16 Hkv2 S512 D128", "f16 causal B32 H16 Hkv1 S512 D128"]
 
 
@@ -55,7 +56,8 @@ def test_flops_count_what_a_causal_mask_leaves():
 
 
 @pytest.mark.parametrize("flags", [
-    ("--len", "0"), ("--len", "512,"), ("--batch", "-1"), ("--dtype", "fp16"), ("--mask", "window"), ("--preset", "all")])
+    ("--len", "0"), ("--len", "512,"), ("--batch", "-1"), ("--dtype", "fp16"), ("--mask", "window"),
+    ("--preset", "all")])
 def test_bad_axes_are_refused(flags, capsys):
     with pytest.raises(SystemExit) as refused:
         of(*flags)
@@ -107,8 +109,11 @@ def test_rounding_passes_and_far_from_the_limit(dtype, mask):
     assert dtype == "f32" or error > 0.3  # it is in units of just that
 
 
-def test_one_lost_key_of_a_thousand_is_found():
-    point = Point("f16", "full", 1, 1, 1, 1000, 64)
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_one_lost_key_of_a_thousand_is_found(dtype):
+    if dtype == "bf16":
+        pytest.importorskip("ml_dtypes")
+    point = Point(dtype, "full", 1, 1, 1, 1000, 64)
     inputs = tensors(point)
     o, _ = attention(point, *inputs, keys=slice(0, 999))
     with pytest.raises(check.Wrong, match=r"wrong result: batch 0 head 0 row \d+: error"):
@@ -176,7 +181,8 @@ def run(makers) -> dict[str, dict]:
     return {row["contestant"]: row for row in rows}
 
 
-@pytest.mark.parametrize("after, message", [(0, "wrong result: batch 0 head 0 row 0"), (5, "after 6 calls: wrong result")])
+@pytest.mark.parametrize("after, message", [
+    (0, "wrong result: batch 0 head 0 row 0"), (5, "after 6 calls: wrong result")])
 def test_a_wrong_result_is_not_reported(after, message):
     rows = run({"cuflash": spoilt(after), "numpy": contestants.numpy_plain})
     assert set(rows["cuflash"]) == {"point", "contestant", "failed"}
