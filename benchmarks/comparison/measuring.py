@@ -23,11 +23,10 @@ class Plan:
 
 @dataclass
 class Entry:
-    """A contestant at one point, and what came of it."""
+    """A contestant whose result is right, and its times."""
 
     name: str
-    contestant: Contestant | None = None
-    failed: str | None = None
+    contestant: Contestant
     error: float = 0.0
     probe_ms: float = 0.0
     host_ms: float | None = None
@@ -38,8 +37,12 @@ class Entry:
         return [statistics.median(times) for times in self.rounds]
 
     @property
+    def all_ms(self) -> list[float]:
+        return [ms for times in self.rounds for ms in times]
+
+    @property
     def ms(self) -> float:
-        return float(np.median(np.concatenate(self.rounds)))
+        return statistics.median(self.all_ms)
 
 
 def calls_in_a_round(seconds: float, probes_ms: list[float], plan: Plan) -> int:
@@ -48,28 +51,33 @@ def calls_in_a_round(seconds: float, probes_ms: list[float], plan: Plan) -> int:
     return int(min(plan.max_calls, max(1, seconds / (plan.rounds * one_each))))
 
 
-def prepare(point: Point, makers: dict[str, Maker], tensors: tuple, expected: Expected, device: Any,
-            plan: Plan) -> list[Entry]:
-    """Makes, runs and checks each contestant. What fails is told, never timed."""
-    entries = []
-    for name, make in makers.items():
-        entry = Entry(name)
-        entries.append(entry)
-        try:
-            contestant = make(point, *tensors, device)
-            with contestant.around():
-                contestant.call()
-                device.synchronize()
-                entry.error = expected.check(contestant.result(), contestant.lse)
-                entry.probe_ms = float(np.median(device.times(contestant.call, 2)[0]))
-                if plan.graph:
-                    contestant.call = device.graph(contestant.call, plan.graph)
-            entry.contestant = contestant
-        except (Unavailable, Wrong) as reason:
-            entry.failed = str(reason)
-        except Exception as error:  # of other people's code, which fails in its own ways
-            entry.failed = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-    return entries
+def prepare(name: str, make: Maker, point: Point, tensors: tuple, expected: Expected, device: Any,
+            plan: Plan) -> Entry | str:
+    """Makes, runs and checks a contestant; or why it is not to be timed."""
+    try:
+        entry = Entry(name, make(point, *tensors, device))
+        contestant = entry.contestant
+        with contestant.around():
+            contestant.call()
+            device.synchronize()
+            entry.error = expected.check(contestant.result(), contestant.lse)
+            entry.probe_ms = float(np.median(device.times(contestant.call, 2)[0]))
+            if plan.graph:
+                contestant.call = device.graph(contestant.call, plan.graph)
+        return entry
+    except (Unavailable, Wrong) as reason:
+        return str(reason)
+    except Exception as error:  # of other people's code, which fails in its own ways
+        return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+
+
+def check_again(entry: Entry, expected: Expected) -> Entry | str:
+    """What was timed was right too."""
+    try:
+        entry.error = max(entry.error, expected.check(entry.contestant.result(), entry.contestant.lse))
+        return entry
+    except Wrong as reason:
+        return f"after {len(entry.all_ms)} calls: {reason}"
 
 
 def run_rounds(entries: list[Entry], calls: int, device: Any, plan: Plan) -> None:
@@ -94,16 +102,13 @@ def digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def row(point: Point, entry: Entry, peers: list[Entry], plan: Plan) -> dict:
-    """One line of the results. Ratios above 1 say that cuflash is faster."""
-    common = {"point": asdict(point), "contestant": entry.name}
-    if entry.failed:
-        return {**common, "failed": entry.failed}
-    p20, median, p80 = np.percentile(np.concatenate(entry.rounds), [20, 50, 80])
+def row(entry: Entry, point: Point, peers: list[Entry], plan: Plan) -> dict:
+    """What a line says of it. Ratios above 1 say that cuflash is faster."""
+    p20, median, p80 = np.percentile(entry.all_ms, [20, 50, 80])
     result = {
-        **common, "ms": digits(median), "p20_ms": digits(p20), "p80_ms": digits(p80),
+        "ms": digits(median), "p20_ms": digits(p20), "p80_ms": digits(p80),
         "tflops": digits(point.tflops(median)), "round_ms": [digits(ms) for ms in entry.round_ms],
-        "calls": sum(map(len, entry.rounds)) * max(plan.graph, 1), "error": digits(entry.error),
+        "calls": len(entry.all_ms) * max(plan.graph, 1), "error": digits(entry.error),
     }
     if entry.host_ms is not None:
         result["host_ms"] = digits(entry.host_ms)
@@ -122,16 +127,12 @@ def measure(point: Point, makers: dict[str, Maker], device: Any, plan: Plan, sec
     tensors = (device.normal(point.shape_q, point.dtype, 1), device.normal(point.shape_kv, point.dtype, 2),
                device.normal(point.shape_kv, point.dtype, 3))
     expected = Expected(point, *tensors, device)
-    entries = prepare(point, makers, tensors, expected, device, plan)
-    timed = [entry for entry in entries if not entry.failed]
+    outcomes = {name: prepare(name, make, point, tensors, expected, device, plan) for name, make in makers.items()}
+    timed = [outcome for outcome in outcomes.values() if isinstance(outcome, Entry)]
     if timed:
-        calls = calls_in_a_round(seconds_left(), [entry.probe_ms for entry in timed], plan)
-        run_rounds(timed, calls, device, plan)
-    for entry in timed:  # what was timed was right too
-        try:
-            entry.error = max(entry.error, expected.check(entry.contestant.result(), entry.contestant.lse))
-        except Wrong as reason:
-            entry.failed = f"after {sum(map(len, entry.rounds))} calls: {reason}"
-    right = [entry for entry in timed if not entry.failed]
-    peers = [entry for entry in right if not entry.contestant.kernel]
-    return [row(point, entry, peers, plan) for entry in entries]
+        run_rounds(timed, calls_in_a_round(seconds_left(), [entry.probe_ms for entry in timed], plan), device, plan)
+    outcomes.update({entry.name: check_again(entry, expected) for entry in timed})
+    peers = [outcome for outcome in outcomes.values() if isinstance(outcome, Entry) and not outcome.contestant.kernel]
+    return [{"point": asdict(point), "contestant": name,
+             **({"failed": outcome} if isinstance(outcome, str) else row(outcome, point, peers, plan))}
+            for name, outcome in outcomes.items()]

@@ -4,12 +4,13 @@ from __future__ import annotations
 import argparse
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 DTYPES = ("f32", "f16", "bf16")
 MASKS = ("full", "causal")
 
 #: What a preset sets, by the names of the flags; flags of the command line come on top of it.
-PRESETS = {
+PRESETS: dict[str, dict[str, list]] = {
     "tokens16k": {},  # the axes' defaults: 16,384 tokens and 2,048 channels at every length and head dim
     "few-blocks": {"batch": [1], "heads": [8], "len": [512, 1024, 2048]},
     "grouped": {"heads": [16], "heads_kv": [16, 2, 1], "len": [1024, 4096, 16384], "head_dim": [128]},
@@ -84,7 +85,7 @@ def add_axes(parser: argparse.ArgumentParser) -> None:
     axes.add_argument("--hidden", type=int, help="channels of all query heads (2048)")
 
 
-DEFAULTS = {"dtype": ["bf16"], "mask": list(MASKS), "len": [512, 1024, 2048, 4096, 8192, 16384],
+DEFAULTS: dict[str, Any] = {"dtype": ["bf16"], "mask": list(MASKS), "len": [512, 1024, 2048, 4096, 8192, 16384],
             "head_dim": [64, 128, 256], "batch": None, "heads": None, "heads_kv": None, "tokens": 16384,
             "hidden": 2048}
 

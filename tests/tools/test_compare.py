@@ -5,6 +5,7 @@ import argparse
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -148,8 +149,9 @@ def test_calls_fit_the_time():
 
 
 def test_ratio_is_of_rounds_with_the_same_clocks():
-    ours = measuring.Entry("cuflash", rounds=[[1.0, 1.0, 9.0], [2.0], [1.0]])
-    peer = measuring.Entry("peer", rounds=[[2.0], [4.0], [1.0]])
+    none = contestants.Contestant(lambda: None, lambda: None)
+    ours = measuring.Entry("cuflash", none, rounds=[[1.0, 1.0, 9.0], [2.0], [1.0]])
+    peer = measuring.Entry("peer", none, rounds=[[2.0], [4.0], [1.0]])
     assert measuring.ratio(peer, ours) == 2.0
     assert ours.round_ms == [1.0, 2.0, 1.0] and ours.ms == 1.0
 
@@ -210,6 +212,44 @@ def test_peers_that_cannot_be_imported_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     makers, missing = contestants.peers("cpu", None)
     assert list(makers) == ["numpy"] and missing["torch"].startswith("torch cannot be imported")
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_peers_of_a_gpu_are_called_as_they_want(mask, monkeypatch):
+    """On the CPU's tensors of PyTorch; what is not here stands in by its signature."""
+    torch = pytest.importorskip("torch")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def flash_attn_func(q, k, v, causal=False):
+        o = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
+        return o.transpose(1, 2), None
+
+    class Wrapper:
+        def __init__(self, workspace, layout):
+            assert layout == "NHD"
+
+        def plan(self, starts_q, starts_kv, heads, heads_kv, head_dim, causal, q_data_type):
+            self.starts, self.causal = starts_q.tolist(), causal
+
+        def run(self, q, k, v):
+            return torch.cat([
+                sdpa(*(x[begin:end].transpose(0, 1) for x in (q, k, v)), is_causal=self.causal, enable_gqa=True)
+                .transpose(0, 1) for begin, end in zip(self.starts, self.starts[1:])])
+
+    for module, name, value in (("flash_attn_interface", "flash_attn_func", flash_attn_func),
+                                ("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", Wrapper)):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+        setattr(sys.modules[module], name, value)
+
+    class Tensors(Cpu):
+        doubles = staticmethod(lambda x: x.double().numpy())
+        all_finite = staticmethod(lambda x: bool(x.isfinite().all()))
+        normal = lambda self, *arguments: torch.from_numpy(Cpu.normal(self, *arguments))  # noqa: E731
+
+    makers, _ = contestants.peers("cuda", ["sdpa_flash", "flash_attn_3", "flashinfer"])
+    rows = measuring.measure(Point("f32", mask, 3, 4, 2, 33, 64), makers, Tensors(),
+                             measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    assert [row.get("failed") for row in rows] == [None] * 3
 
 
 # ---- the program -----------------------------------------------------------------------------------------
