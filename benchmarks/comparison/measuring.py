@@ -51,7 +51,7 @@ def calls_in_a_round(seconds: float, probes_ms: list[float], plan: Plan) -> int:
     return int(min(plan.max_calls, max(1, seconds / (plan.rounds * one_each))))
 
 
-def prepare(name: str, make: Maker, point: Point, tensors: tuple, expected: Expected, device: Any,
+def prepare(name: str, make: Maker, point: Point, tensors: tuple[Any, Any, Any], expected: Expected, device: Any,
             plan: Plan) -> Entry | str:
     """Makes, runs and checks a contestant; or why it is not to be timed."""
     try:
