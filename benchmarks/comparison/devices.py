@@ -84,6 +84,7 @@ class Cuda:
         torch.cuda.set_stream(self._stream)
         self.stream = self._stream.cuda_stream
         self.ordinal = torch.cuda.current_device()
+        self._events: list = []  # made once: making one takes the host about as long as recording it
 
     def normal(self, shape, dtype: str, seed: int):
         generator = self._torch.Generator("cuda").manual_seed(seed)
@@ -108,7 +109,10 @@ class Cuda:
         self._torch.cuda.synchronize()
 
     def times(self, call: Call, count: int) -> tuple[list[float], float | None]:
-        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        while len(self._events) <= count:
+            self._events.append(self._torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        events = self._events[:count + 1]
         call()  # while it runs the host gets ahead of the device
         events[0].record()
         start = time.perf_counter()

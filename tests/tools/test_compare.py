@@ -281,6 +281,19 @@ def test_a_run_on_the_cpu():
     assert progress[-1].startswith("cuflash to the best peer: geometric mean ")
 
 
+@pytest.mark.parametrize("graph", [0, 4])
+def test_a_run_on_a_gpu(graph):
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("PyTorch finds no CUDA device")
+    done, lines = program("--device", "cuda", "--preset", "few-blocks", "--len", "512", "--head-dim", "64", "--peers",
+                          "sdpa_flash,sdpa_cudnn", "--rounds", "2", "--calls", "3", "--graph", str(graph))
+    assert done.returncode == 0, done.stderr
+    assert lines[0]["run"]["driver"] and lines[0]["run"]["matmul_tflops"] > 0
+    assert [row["contestant"] for row in lines[1:]] == ["cuflash", "sdpa_flash", "sdpa_cudnn"] * 2
+    for row in lines[1:]:
+        assert row["calls"] == 6 * max(graph, 1) and row["host_ms"] > 0 and row["ms"] > 0, row.get("failed")
+
+
 def test_time_that_is_up(tmp_path):
     output = tmp_path / "lines.jsonl"
     done, _ = program("--peers", "numpy", "--seconds", "0.001", "--output", str(output))
