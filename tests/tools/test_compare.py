@@ -208,6 +208,16 @@ def test_a_forced_kernel_is_taken_or_refused_with_its_reason():
     assert "wgmma" in rows["cuflash:wgmma"]["failed"]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_peers_of_the_cpu_are_right(dtype):
+    if dtype == "bf16":
+        pytest.importorskip("ml_dtypes")
+    makers, _ = contestants.peers("cpu", None)
+    rows = measuring.measure(Point(dtype, "causal", 2, 4, 2, 65, 32), makers, CPU,
+                             measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    assert [(row["contestant"], row.get("failed")) for row in rows] == [(name, None) for name in makers]
+
+
 def test_peers_that_cannot_be_imported_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     makers, missing = contestants.peers("cpu", None)
