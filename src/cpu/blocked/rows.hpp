@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "cpu/blocked/dequantise.hpp"
 #include "cpu/blocked/lane_tiles.hpp"
@@ -73,9 +74,9 @@ class Rows {
   // Lanes through `panel`, which is overwritten. row_of(lane) is an address.
   template <class F>
   void load_lanes(Dtype dtype, F row_of, float* panel, float* lanes) const {
-    const void* rows[kLanes] = {};
-    for (int i = 0; i < lanes_; ++i) rows[i] = row_of(i);
-    ops_.load_rows(dtype, rows, lanes_, channels_, panel, ld_);
+    std::array<const void*, kLanes> rows{};
+    for (int i = 0; i < lanes_; ++i) rows[static_cast<size_t>(i)] = row_of(i);
+    ops_.load_rows(dtype, rows.data(), lanes_, channels_, panel, ld_);
     ops_.transpose(panel, ld_, lanes_, channels_, vectors_, lanes);
   }
   template <class F>

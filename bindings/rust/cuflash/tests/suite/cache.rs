@@ -115,7 +115,7 @@ fn pages_of_integers() {
     for cache in [cache.paged(View::new(&table, [2, columns]).unwrap()), listed] {
         let mut o = vec![f32::NAN; q.len()];
         let problem = Decode::new(Tensor::new(&q, [2, 4, 1, D]).unwrap(), cache).unwrap();
-        assert_eq!(problem.workspace_size(&cpu()).unwrap(), 0);
+        assert!(problem.workspace_size(&cpu()).unwrap() > 0);
         assert!(problem.explain(&cpu()).unwrap().contains("\"operation\""));
         problem.decode(&cpu(), &mut TensorMut::new(&mut o, [2, 4, 1, D]).unwrap(), None).unwrap();
         check_sequences(&o, &q, 4, 1, &sequences, false);
