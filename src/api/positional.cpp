@@ -1,6 +1,4 @@
 // The positional functions: their own checks in their own order, then the struct calls.
-#include <cmath>
-
 #include "api/calls.hpp"
 #include "api/entry.hpp"
 #include "cuflash.h"

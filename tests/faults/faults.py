@@ -294,6 +294,11 @@ FAULTS = [
     Fault("weights_of_hidden_keys", REFERENCE, "r.keys.contains(key) && sees_in_tree(p, r, key)", "r.keys.contains(key)",
           "Weights.*"),
     # ---- score modifiers ----
+    Fault("accumulated_before_the_division", REFERENCE,
+          "    const float inverse = softmax.inverse_sum();\n"
+          "    team.for_channels(dim_v, [&](int slot, int) { acc[slot] *= inverse; });\n"
+          "    softmax = {softmax.lse(), softmax.empty() ? 0.0f : 1.0f};\n", "",
+          "FurtherOutputs.AccumulatedResultsOfAnyCapacity*", devices=("cuda",)),  # on the CPU this family has one part
     Fault("softcap_without_its_derivative", SCORE, "1.0f - t * t}", "1.0f}", "CasesOfModifiers.B135*"),
     Fault("slopes_of_kv_heads", SCORE,
           "m.slopes_batch_stride + r.head)", "m.slopes_batch_stride + r.head / 4)", "CasesOfModifiers.B138*"),
