@@ -190,6 +190,8 @@ class Attention {
         precision_{problem.dtype, problem.output_dtype()},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
+        variation_(variation),
+        rows_alike_(variation % 4 == 1),
         forward_o_(given ? inputs.o : out_.o),
         forward_lse_(given ? inputs.lse : out_.lse),
         random_(variation),
@@ -235,6 +237,7 @@ class Attention {
     for (const int64_t head_in_group : order(group))
       for (const int64_t i : order(p_.rows_of(b))) {
         const int64_t head = head_kv * group + head_in_group;
+        if (rows_alike_) random_ = Random(variation_);
         find_visible(b, head, i);
         forward_row(b, head, i, k, v);
         if (backward) backward_row(b, head, i, k, v, dk.data(), dv.data());
@@ -320,7 +323,7 @@ class Attention {
     const bool by_lse = vary_ && p_.operation == Operation::kDecode && random_.below(2) == 0;
     Real l = std::isinf(sink) ? 0 : std::exp(sink - m);
     // Parts of equal lengths, of which the first has the sink, merged by their LSEs: what rounding those does to the sums.
-    const int64_t parts = by_lse ? 2 + random_.below(63) : 1;
+    const int64_t parts = by_lse ? int64_t{2} << random_.below(6) : 1;
     const int64_t length = std::max<int64_t>(1, (end_ - begin_ + parts - 1) / parts);
     std::vector<Real> factors(static_cast<size_t>(parts), 1);
     const auto part_of = [&](int64_t j) { return static_cast<size_t>((j - begin_) / length); };
@@ -382,6 +385,10 @@ class Attention {
   const Precision precision_;
   const Real scale_;
   const bool vary_;
+  const uint64_t variation_;
+  // Whether all rows take the same choices, as a kernel's rows do: where a batch or heads repeat one row, by stride 0,
+  // its error is theirs, and an average over rows of different luck is not to be had.
+  const bool rows_alike_;
   Results out_;
   const Tensor &forward_o_, &forward_lse_;  // what the backward pass starts from
   Random random_;
