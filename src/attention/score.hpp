@@ -32,8 +32,10 @@ CUFLASH_HOST_DEVICE Score score_of(const ScoreModifiers& m, float scale, float p
                                    const ScoreRow& r, int64_t key) {
   Score s{rounded_product(scale, product), 1.0f};
   if (m.softcap > 0) {
-    const float t = tanhf(s.value / m.softcap);
-    s = {rounded_product(m.softcap, t), 1.0f - t * t};
+    // 1 - tanh^2 in a form that keeps its digits where tanh nears 1.
+    const float x = s.value / m.softcap;
+    const float u = expf(-2.0f * fabsf(x));
+    s = {rounded_product(m.softcap, tanhf(x)), 4.0f * u / ((1.0f + u) * (1.0f + u))};
   }
   if (m.bias.data != nullptr) {
     const int64_t at = r.batch * m.bias.batch_stride + r.head * m.bias.head_stride +
