@@ -360,6 +360,67 @@ def test_what_has_no_gradient(device):
     assert not cuflash_torch.attention(*(x.detach() for x in (q, k, v))).requires_grad
 
 
+class _Named(torch.Tensor):
+    """A class of tensors that sees the calls with it."""
+
+    calls: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.calls.append(str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_whoever_listens_sees_the_call(device):
+    """Calls of plain tensors go around the dispatcher, but only where nobody would notice."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    seen = []
+
+    class OfFunctions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class OfOperators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = tensors(device)
+    calls = {"attention_forward": lambda q: cuflash_torch.attention(q, k, v),
+             "decode": lambda q: cuflash_torch.decode(q, k, v)}
+    for name, call in calls.items():
+        with torch.no_grad():
+            wanted = call(q)
+            for mode in (OfFunctions, OfOperators):
+                seen.clear()
+                with mode():
+                    assert torch.equal(call(q), wanted)
+                assert any(f"cuflash.{name}" in function for function in seen), (mode, seen)
+            with torch.profiler.profile() as profile:
+                call(q)
+            assert any(event.key == f"cuflash::{name}" for event in profile.key_averages())
+            _Named.calls.clear()
+            assert type(call(q.as_subclass(_Named))) is _Named
+            assert any(f"cuflash.{name}" in function for function in _Named.calls)
+            negated = torch.complex(q, -q).conj().imag  # it holds -q, and a bit that says so
+            assert negated.is_neg()
+            assert torch.equal(call(negated), wanted)
+            with torch.device("meta"):
+                nothing = [torch.empty(x.shape) for x in (q, k, v)]
+            assert cuflash_torch.attention(*nothing).device.type == "meta"
+
+
+def test_no_forward_mode(device):
+    from torch.autograd import forward_ad
+    q, k, v = tensors(device)
+    with forward_ad.dual_level():
+        cuflash_torch.attention(q, k, v)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            cuflash_torch.attention(forward_ad.make_dual(q, q), k, v)
+
+
 def test_threads(device):
     errors = []
 

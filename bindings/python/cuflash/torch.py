@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _attention as _arrays_layer
 from . import _problem
@@ -134,8 +135,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: f
     elif _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         o, lse = _Attention.apply(*arguments)
     else:
-        with _BelowAutograd():
-            o, lse = _attention_forward(*arguments)
+        o, lse = _forward_below_autograd(*arguments)
     if layout != "bhsd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
@@ -171,7 +171,9 @@ def decode(q: Tensor, k_cache: Tensor | KVCache, v_cache: Tensor | None = None, 
     else:
         if layout != "bhsd":
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        if _is_compiling() or _is_grad_enabled():
+        if not _is_compiling() and _dispatch_would_only_call(q, k_cache, v_cache, lengths):
+            o, lse = _run_decode(q, k_cache, v_cache, lengths, num_splits, *arguments)
+        elif _is_compiling() or _is_grad_enabled():
             o, lse = _decode(q, k_cache, v_cache, lengths, num_splits, *arguments)  # and a gradient is refused
         else:
             with _BelowAutograd():
@@ -255,6 +257,34 @@ _is_grad_enabled = torch.is_grad_enabled
 # torch.library's own way to autograd costs 5 us of a call without gradients and 50 of one with them.
 # Outside torch.compile attention() goes around it: below autograd, or by a torch.autograd.Function.
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
+
+
+# And the dispatcher itself costs 3 to 4 us, even where all it does is to call the kernel below.
+_functions_overridden = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_profiling = torch._C._autograd._profiler_enabled
+_tracing_state = torch._C._get_tracing_state
+
+
+def _dispatch_would_only_call(q, k, v, lengths=None) -> bool:
+    """Whether nothing sees a call but the kernel: tensors of torch's own class on one kind of device, without
+    gradients, and no mode, transform, profiler or tracer."""
+    return (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and (lengths is None or type(lengths) is Tensor)
+            and (q.is_cuda and k.is_cuda and v.is_cuda or q.is_cpu and k.is_cpu and v.is_cpu)
+            and not (q.requires_grad or k.requires_grad or v.requires_grad)
+            and not (q.is_neg() or k.is_neg() or v.is_neg())
+            and not _functions_overridden() and not _dispatch_modes() and _transforms() is None
+            and not _is_profiling() and _tracing_state() is None and forward_ad._current_level < 0)
+
+
+def _forward_below_autograd(*arguments):
+    if _dispatch_would_only_call(*arguments[:3]):
+        return _run_forward(*arguments)
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in arguments[:3]):
+        raise NotImplementedError("cuflash::attention_forward has no forward-mode gradient")
+    with _BelowAutograd():
+        return _attention_forward(*arguments)
 
 
 class _Attention(torch.autograd.Function):
