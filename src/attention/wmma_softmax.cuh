@@ -4,6 +4,7 @@
 
 #include "attention/base2_softmax.cuh"
 #include "attention/columns.hpp"
+#include "attention/tile_rows.hpp"
 #include "device/packed16.cuh"
 #include "device/wmma_shape.hpp"
 
@@ -63,6 +64,30 @@ __device__ bool softmax_strip(Warp& s_warp, int strip, unsigned lane, float scal
   state.m = m;
   state.l = state.l * factor + ((l_part[0] + l_part[1]) + (l_part[2] + l_part[3]));
   return __any_sync(0xffffffffu, factor != 1.0f);
+}
+
+// Where scores are more than scaled products: finishes a strip of them before its softmax, which then sees the columns with
+// a score above -infinity. `row` is the lane's, as there. A pass of its own and rolled: each score made where the softmax
+// takes it, 64 times unrolled, takes the compiler four times as long as all else.
+template <class Config, class Warp>
+__device__ void modify_scores(Warp& s_warp, int strip, unsigned lane, Columns seen,
+                              const ModifiedRow& row) {
+  float* s_row = s_warp.scores[strip * device::kFragment + lane / 2];
+#pragma unroll 1
+  for (unsigned column = lane % 2; column < Config::kTileN; column += 2)
+    s_row[column] = seen.contain(column) ? row.score(s_row[column], column) : negative_infinity();
+  __syncwarp();  // SAFETY: the scores are written before the row's other lane reads them.
+}
+
+// Dropout, between softmax and product.
+template <class Config, class Warp>
+__device__ void drop_weights(Warp& s_warp, int strip, unsigned lane, const ModifiedRow& row) {
+  if (!row.dropout.active) return;
+  __syncwarp();  // SAFETY: the weights are written, by either lane of the row.
+  auto* s_row = s_warp.weights[strip * device::kFragment + lane / 2];
+#pragma unroll 1
+  for (unsigned column = lane % 2; column < Config::kTileN; column += 2)
+    if (!row.keeps(column)) s_row[column] = 0.0f;
 }
 
 }  // namespace cuflash

@@ -37,6 +37,8 @@ constexpr ConstantText constant_text(const char* before, int number, const char*
 
 template <int kHeadDim>
 constexpr ConstantText kAboveBucket = constant_text("head_dim is above ", kHeadDim, "");
+template <int kHeadDim>
+constexpr ConstantText kValuesAboveBucket = constant_text("head_dim_v is above ", kHeadDim, "");
 template <int kSharedBytes>
 constexpr ConstantText kNeedsSharedBytes = constant_text("needs ", kSharedBytes,
                                                          " bytes of shared memory per block");
@@ -69,14 +71,16 @@ inline Refusal refuse_features(const Problem& problem, uint32_t taken = 0) {
   return {};
 }
 
-template <Dtype kDtype, int kHeadDim>
+// kTaken: the bits of Feature that the family has.
+template <Dtype kDtype, int kHeadDim, uint32_t kTaken = 0>
 Refusal refuse_other_problems(const Problem& problem) {
-  if (const Refusal refusal = refuse_features(problem)) return refusal;
+  if (const Refusal refusal = refuse_features(problem, kTaken)) return refusal;
   if (problem.dtype != kDtype)
     return {kDtype == Dtype::kF32   ? "takes f32 only"
             : kDtype == Dtype::kF16 ? "takes f16 only"
                                     : "takes bf16 only"};
   if (problem.head_dim > kHeadDim) return {kAboveBucket<kHeadDim>.data};
+  if (problem.head_dim_v > kHeadDim) return {kValuesAboveBucket<kHeadDim>.data};
   return {};
 }
 

@@ -26,7 +26,7 @@
 #include <cuda_fp16.h>
 
 #include "attention/columns.hpp"
-#include "attention/reference.hpp"
+#include "attention/tile_rows.hpp"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
 #include "device/load_tile_f32.cuh"
@@ -85,8 +85,8 @@ struct RowState {
 
 // ---- the kernel -----------------------------------------------------------------------------------
 
-template <class Element, class Config>
-__device__ void forward_block(const Problem& problem, bool vector_access) {
+template <class Element, class Config, class Call>
+__device__ void forward_block(const Call& problem, bool vector_access) {
   constexpr int kTileN = Config::kTileN;
   constexpr int kThreadRows = Config::kThreadRows;
   constexpr int kThreadKeys = Config::kThreadKeys;
@@ -106,36 +106,49 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
   const uint32_t head = blockIdx.x % heads % heads_q;
   const int64_t head_kv = problem.head_kv(head);
   const int head_dim = static_cast<int>(problem.head_dim);
+  const int head_dim_v = kHasFeatures<Call> ? static_cast<int>(problem.head_dim_v) : head_dim;
 
+  const Sequence sequence = sequence_of(problem, b);
   const int64_t tile_row = int64_t{m_tile} * Config::kTileM;
-  const int64_t len_k = problem.keys_of(b);
-  const int64_t shift = centre_shift(problem.mask, b, problem.len_q, len_k);
-  const TileRange keys = tile_keys(problem.mask, shift, tile_row,
-                                   min64(tile_row + Config::kTileM, problem.len_q), len_k);
+  if (kHasFeatures<Call> && tile_row >= sequence.len_q) return;  // a sequence shorter than others
+  const int64_t shift = centre_shift(problem.mask, b, sequence.len_q, sequence.len_k);
+  const TileRange keys =
+      tile_keys(problem.mask, shift, tile_row, min64(tile_row + Config::kTileM, sequence.len_q),
+                sequence.len_k);
   // From here on keys are counted from the first that any row of the tile sees.
   const auto num_keys = static_cast<int>(keys.any.end - keys.any.begin);
   const auto unmasked_begin = static_cast<int>(keys.all.begin - keys.any.begin);
   const auto unmasked_end = static_cast<int>(keys.all.end - keys.any.begin);
-  const Element* g_q = problem.q.row<const Element>(b, head, tile_row);
-  const Element* g_k = problem.k.row<const Element>(b, head_kv, keys.any.begin);
-  const Element* g_v = problem.v.row<const Element>(b, head_kv, keys.any.begin);
-  const auto load_keys = [&](float* s_tile, const Element* g_keys, int64_t row_stride, int key) {
+  const int64_t first_key = sequence.first_k + keys.any.begin;
+  const Element* g_q = problem.q.template row<const Element>(b, head, sequence.first_q + tile_row);
+  const Element* g_k = problem.k.template row<const Element>(b, head_kv, first_key);
+  const Element* g_v = problem.v.template row<const Element>(b, head_kv, first_key);
+  const auto load_keys = [&](float* s_tile, const Element* g_keys, int64_t row_stride, int channels,
+                             int key) {
     device::load_tile_f32<Config::kThreads, kTileN, Config::kHeadDim, Config::kLd>(
-        s_tile, g_keys + key * row_stride, row_stride, num_keys - key, head_dim, vector_access);
+        s_tile, g_keys + key * row_stride, row_stride, num_keys - key, channels, vector_access);
   };
 
   device::load_tile_f32<Config::kThreads, Config::kTileM, Config::kHeadDim, Config::kLd>(
       s.q[0], g_q, problem.q.row_stride,
-      static_cast<int>(min64(problem.len_q - tile_row, Config::kTileM)), head_dim, vector_access);
+      static_cast<int>(min64(sequence.len_q - tile_row, Config::kTileM)), head_dim, vector_access);
   float o[kThreadRows][kThreadGroups][4] = {};
   RowState state[kThreadRows];
+  if constexpr (kHasFeatures<Call>) {
+    const float sink = sink_of(problem, head);
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) {
+      state[i].m = sink;
+      state[i].l = sink != negative_infinity() && thread.column == 0 ? 1.0f : 0.0f;
+    }
+  }
 
   // Counted down: num_keys may be 2^31 - 1, where a key counted up would overflow.
   for (int keys_left = num_keys; keys_left > 0; keys_left -= kTileN) {
     const int key = num_keys - keys_left;
-    load_keys(s.k[0], g_k, problem.k.row_stride, key);
+    load_keys(s.k[0], g_k, problem.k.row_stride, head_dim, key);
     ptx::cp_async_commit();
-    load_keys(s.v[0], g_v, problem.v.row_stride, key);
+    load_keys(s.v[0], g_v, problem.v.row_stride, head_dim_v, key);
     ptx::cp_async_commit();
 
     ptx::cp_async_wait<1>();
@@ -143,19 +156,57 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
     float p[kThreadRows][kThreadKeys] = {};
     device::multiply_rows<Config::kHeadDim, Config::kLd>(p, &s.q[first_row][0],
                                                          &s.k[thread.column][0]);
+    const auto row_of = [&](int i) { return tile_row + first_row + i * WarpGrid::kRows; };
+    const auto seen_by = [&](int64_t row) {
+      return columns_of<kTileN>(visible_keys(problem.mask, shift, row, sequence.len_k),
+                                keys.any.begin + key);
+    };
+    // This thread's part of s.weights. What follows each store to it reads back what the thread itself wrote.
+    const auto stored = [&](int i, int j) -> float& {
+      return s.weights[first_row + i * WarpGrid::kRows][thread.column + j * WarpGrid::kColumns];
+    };
+    const auto store_p = [&] {
 #pragma unroll
-    for (int i = 0; i < kThreadRows; ++i)
+      for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
-      for (int j = 0; j < kThreadKeys; ++j) p[i][j] = rounded_product(problem.scale, p[i][j]);
-    if (key < unmasked_begin || unmasked_end - key < kTileN) {
+        for (int j = 0; j < kThreadKeys; ++j) stored(i, j) = p[i][j];
+    };
+    if (modifies_scores(problem)) {
+      if constexpr (kHasFeatures<Call>) {
+        __syncthreads();  // SAFETY: all warps have read this K before scores overwrite it.
+        store_p();
+        // Rolled, by way of shared memory: unrolled it takes the compiler three times as long as all else.
+#pragma unroll 1
+        for (int i = 0; i < kThreadRows; ++i) {
+          const int64_t row = row_of(i);
+          const Columns seen = row < sequence.len_q ? seen_by(row) : Columns{0, 0};
+          const ModifiedRow modified(problem, sequence, shift, head, row, keys.any.begin + key);
+#pragma unroll 1
+          for (int j = 0; j < kThreadKeys; ++j) {
+            const int column = thread.column + j * WarpGrid::kColumns;
+            float& x = stored(i, j);
+            x = seen.contain(column) ? modified.score(x, column) : negative_infinity();
+          }
+        }
 #pragma unroll
-      for (int i = 0; i < kThreadRows; ++i) {
-        const int64_t row = tile_row + first_row + i * WarpGrid::kRows;
-        const Columns seen =
-            columns_of<kTileN>(visible_keys(problem.mask, shift, row, len_k), keys.any.begin + key);
+        for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
-        for (int j = 0; j < kThreadKeys; ++j)
-          if (!seen.contain(thread.column + j * WarpGrid::kColumns)) p[i][j] = negative_infinity();
+          for (int j = 0; j < kThreadKeys; ++j) p[i][j] = stored(i, j);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kThreadRows; ++i)
+#pragma unroll
+        for (int j = 0; j < kThreadKeys; ++j) p[i][j] = rounded_product(problem.scale, p[i][j]);
+      if (key < unmasked_begin || unmasked_end - key < kTileN) {
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+          const Columns seen = seen_by(row_of(i));
+#pragma unroll
+          for (int j = 0; j < kThreadKeys; ++j)
+            if (!seen.contain(thread.column + j * WarpGrid::kColumns))
+              p[i][j] = negative_infinity();
+        }
       }
     }
     float rescale[kThreadRows];
@@ -163,12 +214,19 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
     for (int i = 0; i < kThreadRows; ++i) rescale[i] = state[i].update(p[i]);
 
     __syncthreads();  // SAFETY: all warps have read this K before P overwrites it.
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i)
-#pragma unroll
-      for (int j = 0; j < kThreadKeys; ++j)
-        s.weights[first_row + i * WarpGrid::kRows][thread.column + j * WarpGrid::kColumns] =
-            p[i][j];
+    store_p();
+    if constexpr (kHasFeatures<Call>) {
+      if (problem.f.dropout.p > 0) {
+#pragma unroll 1
+        for (int i = 0; i < kThreadRows; ++i) {
+          const ModifiedRow modified(problem, sequence, shift, head, row_of(i),
+                                     keys.any.begin + key);
+#pragma unroll 1
+          for (int j = 0; j < kThreadKeys; ++j)
+            if (!modified.keeps(thread.column + j * WarpGrid::kColumns)) stored(i, j) = 0;
+        }
+      }
+    }
     ptx::cp_async_wait<0>();
     __syncthreads();  // SAFETY: this V has landed; P is written.
 #pragma unroll
@@ -193,27 +251,29 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
   for (int i = 0; i < kThreadRows; ++i) {
     const float l = reduce_row(state[i].l, [](float a, float b) { return a + b; });
     const int64_t row = tile_row + first_row + i * WarpGrid::kRows;
-    if (row >= problem.len_q) continue;
+    if (row >= sequence.len_q) continue;
     const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
     if (problem.lse.data != nullptr && thread.column == 0)
-      *problem.lse.at(b, head, row) = empty ? negative_infinity() : state[i].m + logf(l);
-    const float inverse_sum = empty ? 0.0f : 1.0f / l;
+      *problem.lse.at(b, head, sequence.first_q + row) =
+          empty ? negative_infinity() : state[i].m + logf(l);
+    const float inverse_sum = empty ? 0.0f : factor_of_outputs(problem) / l;
 #pragma unroll
     for (int g = 0; g < kThreadGroups; ++g) {
       const int channel = 4 * (thread.column + g * WarpGrid::kColumns);
       float x[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[e] = o[i][g][e] * inverse_sum;
-      device::store4(problem.o.row<Element>(b, head, row) + channel, head_dim - channel,
-                     vector_access, x);
+      device::store4(problem.o.template row<Element>(b, head, sequence.first_q + row) + channel,
+                     head_dim_v - channel, vector_access, x);
     }
   }
 }
 
-template <class Element, int kHeadDim>
+// With features there may be fewer blocks on an SM: scores in the making take registers.
+template <class Element, int kHeadDim, class Call>
 __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
-                                  KernelConfig<kHeadDim>::kMinBlocks)
-    forward_kernel(const __grid_constant__ Problem problem, bool vector_access) {
+                                  kHasFeatures<Call> ? 1 : KernelConfig<kHeadDim>::kMinBlocks)
+    forward_kernel(const __grid_constant__ Call problem, bool vector_access) {
   forward_block<Element, KernelConfig<kHeadDim>>(problem, vector_access);
 }
 
@@ -223,7 +283,10 @@ template <class Element, int kHeadDim>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    return device::load_kernel(forward_kernel<Element, kHeadDim>, name, kSharedBytes<kHeadDim>);
+    CUFLASH_TRY(device::load_kernel(forward_kernel<Element, kHeadDim, Problem>, name,
+                                    kSharedBytes<kHeadDim>));
+    return device::load_kernel(forward_kernel<Element, kHeadDim, FullProblem>, name,
+                               kSharedBytes<kHeadDim>);
   });
 }
 
@@ -232,11 +295,15 @@ Status launch(const char* name, const Problem& problem, const LaunchContext& con
   using Config = KernelConfig<kHeadDim>;
   CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
   const int64_t m_tiles = ceil_div(problem.len_q, Config::kTileM);
-  const bool vector_access = problem.aligned16 && problem.head_dim % 4 == 0;
-  return device::launch(
-      forward_kernel<Element, kHeadDim>, name,
-      {m_tiles * problem.batch * problem.heads_q, Config::kThreads, kSharedBytes<kHeadDim>},
-      context.stream, problem, vector_access);
+  const bool vector_access =
+      problem.aligned16 && problem.head_dim % 4 == 0 && problem.head_dim_v % 4 == 0;
+  const device::LaunchShape shape{m_tiles * problem.batch * problem.heads_q, Config::kThreads,
+                                  kSharedBytes<kHeadDim>};
+  if (problem.features != nullptr)
+    return device::launch(forward_kernel<Element, kHeadDim, FullProblem>, name, shape,
+                          context.stream, FullProblem(problem), vector_access);
+  return device::launch(forward_kernel<Element, kHeadDim, Problem>, name, shape, context.stream,
+                        problem, vector_access);
 }
 
 }  // namespace cuflash::forward_scalar

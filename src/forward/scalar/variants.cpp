@@ -30,9 +30,13 @@ CUFLASH_FORWARD_SCALAR_ROWS(CUFLASH_DECLARE)
 
 namespace {
 
+// No tree masks: keys between others that a tree hides may hold NaN, which would reach the product with V.
+constexpr uint32_t kTaken =
+    kRaggedBatches | kSoftcap | kAlibi | kBias | kSinks | kDropout | kOwnValueDim;
+
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, kTaken>(problem)));
   CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
   return refuse_more_tiles(problem.batch * problem.heads_q, problem.len_q,
                            KernelConfig<kHeadDim>::kTileM);

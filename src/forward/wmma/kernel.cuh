@@ -24,6 +24,7 @@
 
 #include "attention/key_range.hpp"
 #include "attention/online_softmax.hpp"
+#include "attention/tile_rows.hpp"
 #include "attention/wmma_softmax.cuh"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
@@ -106,8 +107,8 @@ __device__ void multiply_p_v(Accumulator (&o)[kStrips][kChannelFragments], const
 
 // ---- the kernel -----------------------------------------------------------------------------------
 
-template <class Element, class Config>
-__device__ void forward_block(const Problem& problem, bool vector_access) {
+template <class Element, class Config, class Call>
+__device__ void forward_block(const Call& problem, bool vector_access) {
   constexpr int kTileN = Config::kTileN;
   constexpr int kStrips = Config::kStrips;
   constexpr int kChannelFragments = Config::kHeadDim / kFragment;
@@ -126,23 +127,27 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
   const uint32_t head = blockIdx.x % heads % heads_q;
   const int64_t head_kv = problem.head_kv(head);
   const int head_dim = static_cast<int>(problem.head_dim);
-  const float scale_log2 = problem.scale * kLog2E;
+  const int head_dim_v = kHasFeatures<Call> ? static_cast<int>(problem.head_dim_v) : head_dim;
+  const float scale_log2 = factor_of_scores(problem) * kLog2E;
 
+  const Sequence sequence = sequence_of(problem, b);
   const int64_t tile_row = int64_t{m_tile} * Config::kTileM;
-  const int64_t len_k = problem.keys_of(b);
-  const int64_t shift = centre_shift(problem.mask, b, problem.len_q, len_k);
-  const TileRange keys = tile_keys(problem.mask, shift, tile_row,
-                                   min64(tile_row + Config::kTileM, problem.len_q), len_k);
+  if (kHasFeatures<Call> && tile_row >= sequence.len_q) return;  // a sequence shorter than others
+  const int64_t shift = centre_shift(problem.mask, b, sequence.len_q, sequence.len_k);
+  const TileRange keys =
+      tile_keys(problem.mask, shift, tile_row, min64(tile_row + Config::kTileM, sequence.len_q),
+                sequence.len_k);
   // From here on keys are counted from the first that any row of the tile sees.
   const auto num_keys = static_cast<int>(keys.any.end - keys.any.begin);
   const auto unmasked_begin = static_cast<int>(keys.all.begin - keys.any.begin);
   const auto unmasked_end = static_cast<int>(keys.all.end - keys.any.begin);
-  const Element* g_q = problem.q.row<const Element>(b, head, tile_row);
-  const Element* g_k = problem.k.row<const Element>(b, head_kv, keys.any.begin);
-  const Element* g_v = problem.v.row<const Element>(b, head_kv, keys.any.begin);
+  const int64_t first_key = sequence.first_k + keys.any.begin;
+  const Element* g_q = problem.q.template row<const Element>(b, head, sequence.first_q + tile_row);
+  const Element* g_k = problem.k.template row<const Element>(b, head_kv, first_key);
+  const Element* g_v = problem.v.template row<const Element>(b, head_kv, first_key);
   const auto load_q = [&] {
     device::load_tile<kThreads, Config::kTileM, Config::kHeadDim, Config::kLdTile>(
-        s.k[0], g_q, problem.q.row_stride, static_cast<int>(problem.len_q - tile_row), head_dim,
+        s.k[0], g_q, problem.q.row_stride, static_cast<int>(sequence.len_q - tile_row), head_dim,
         vector_access);
   };
   const auto load_k = [&](int key) {
@@ -152,7 +157,7 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
   };
   const auto load_v = [&](int key) {
     device::load_tile<kThreads, kTileN, Config::kHeadDim, Config::kLdTile>(
-        s.v[0], g_v + key * problem.v.row_stride, problem.v.row_stride, num_keys - key, head_dim,
+        s.v[0], g_v + key * problem.v.row_stride, problem.v.row_stride, num_keys - key, head_dim_v,
         vector_access);
   };
 
@@ -165,6 +170,14 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
   LeftFragment<Element> q[kStrips][kChannelFragments];
   Accumulator o[kStrips][kChannelFragments];
   RowState state[kStrips];
+  if constexpr (kHasFeatures<Call>) {
+    const float sink = sink_of(problem, head);
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      state[strip].m = sink;
+      state[strip].l = sink != negative_infinity() && lane % 2 == 0 ? 1.0f : 0.0f;
+    }
+  }
 #pragma unroll
   for (int strip = 0; strip < kStrips; ++strip)
 #pragma unroll
@@ -190,14 +203,28 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
     if (keys_left > kTileN) load_k(key + kTileN);
     ptx::cp_async_commit();  // a group also where it is empty: the wait below counts
     bool rescale[kStrips];
+    const auto row_of = [&](int strip) {
+      return tile_row + warp * Config::kWarpRows + strip * kFragment + lane / 2;
+    };
+    const auto seen_by = [&](int64_t row) {
+      return columns_of<kTileN>(visible_keys(problem.mask, shift, row, sequence.len_k),
+                                keys.any.begin + key);
+    };
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
-      if (key < unmasked_begin || unmasked_end - key < kTileN) {
-        const int64_t row = tile_row + warp * Config::kWarpRows + strip * kFragment + lane / 2;
-        const Columns seen =
-            columns_of<kTileN>(visible_keys(problem.mask, shift, row, len_k), keys.any.begin + key);
-        rescale[strip] =
-            softmax_strip<true, Config>(s_warp, strip, lane, scale_log2, seen, state[strip]);
+      if (modifies_scores(problem)) {
+        if constexpr (kHasFeatures<Call>) {
+          const int64_t row = row_of(strip);
+          const Columns seen = row < sequence.len_q ? seen_by(row) : Columns{0, 0};
+          const ModifiedRow modified(problem, sequence, shift, head, row, keys.any.begin + key);
+          modify_scores<Config>(s_warp, strip, lane, seen, modified);
+          rescale[strip] = softmax_strip<true, Config>(s_warp, strip, lane, scale_log2, {0, kTileN},
+                                                       state[strip]);
+          drop_weights<Config>(s_warp, strip, lane, modified);
+        }
+      } else if (key < unmasked_begin || unmasked_end - key < kTileN) {
+        rescale[strip] = softmax_strip<true, Config>(s_warp, strip, lane, scale_log2,
+                                                     seen_by(row_of(strip)), state[strip]);
       } else {
         rescale[strip] =
             softmax_strip<false, Config>(s_warp, strip, lane, scale_log2, {}, state[strip]);
@@ -222,22 +249,26 @@ __device__ void forward_block(const Problem& problem, bool vector_access) {
     const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
     if (lane % 2 == 0) {
       const int64_t row = strip_row + lane / 2;
-      s_warp.row_factors[lane / 2] = empty ? 0.0f : 1.0f / l;
-      if (problem.lse.data != nullptr && row < problem.len_q)
-        *problem.lse.at(b, head, row) = empty ? negative_infinity() : m * problem.scale + logf(l);
+      s_warp.row_factors[lane / 2] = empty ? 0.0f : factor_of_outputs(problem) / l;
+      if (problem.lse.data != nullptr && row < sequence.len_q)
+        *problem.lse.at(b, head, sequence.first_q + row) =
+            empty ? negative_infinity() : m * factor_of_scores(problem) + logf(l);
     }
     __syncwarp();  // SAFETY: the factors are written; store_rows ends with their being read.
     device::scale_rows(o[strip], s_warp.row_factors, element_rows);
     constexpr int kColumns = Config::kHeadDim % kTileN == 0 ? kTileN : 32;
     device::store_rows<kColumns, Config::kLdScores>(
-        s_warp.scores[0], lane, o[strip], problem.o.row<Element>(b, head, strip_row),
-        problem.o.row_stride, problem.len_q - strip_row, head_dim, vector_access);
+        s_warp.scores[0], lane, o[strip],
+        problem.o.template row<Element>(b, head, sequence.first_q + strip_row),
+        problem.o.row_stride, sequence.len_q - strip_row, head_dim_v, vector_access);
   }
 }
 
-template <class Element, int kHeadDim>
-__global__ void __launch_bounds__(kThreads, KernelConfig<kHeadDim>::kMinBlocks)
-    forward_kernel(const __grid_constant__ Problem problem, bool vector_access) {
+// With features there may be fewer blocks on an SM: scores in the making take registers.
+template <class Element, int kHeadDim, class Call>
+__global__ void __launch_bounds__(kThreads,
+                                  kHasFeatures<Call> ? 1 : KernelConfig<kHeadDim>::kMinBlocks)
+    forward_kernel(const __grid_constant__ Call problem, bool vector_access) {
   if constexpr (device::kHasWmma<Element>) {
     forward_block<Element, KernelConfig<kHeadDim>>(problem, vector_access);
   } else {
@@ -251,7 +282,10 @@ template <class Element, int kHeadDim>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    return device::load_kernel(forward_kernel<Element, kHeadDim>, name, kSharedBytes<kHeadDim>);
+    CUFLASH_TRY(device::load_kernel(forward_kernel<Element, kHeadDim, Problem>, name,
+                                    kSharedBytes<kHeadDim>));
+    return device::load_kernel(forward_kernel<Element, kHeadDim, FullProblem>, name,
+                               kSharedBytes<kHeadDim>);
   });
 }
 
@@ -261,11 +295,15 @@ Status launch(const char* name, const Problem& problem, const LaunchContext& con
   static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
   CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
   const int64_t m_tiles = ceil_div(problem.len_q, Config::kTileM);
-  const bool vector_access = problem.aligned16 && problem.head_dim % 8 == 0;
-  return device::launch(
-      forward_kernel<Element, kHeadDim>, name,
-      {m_tiles * problem.batch * problem.heads_q, kThreads, kSharedBytes<kHeadDim>}, context.stream,
-      problem, vector_access);
+  const bool vector_access =
+      problem.aligned16 && problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
+  const device::LaunchShape shape{m_tiles * problem.batch * problem.heads_q, kThreads,
+                                  kSharedBytes<kHeadDim>};
+  if (problem.features != nullptr)
+    return device::launch(forward_kernel<Element, kHeadDim, FullProblem>, name, shape,
+                          context.stream, FullProblem(problem), vector_access);
+  return device::launch(forward_kernel<Element, kHeadDim, Problem>, name, shape, context.stream,
+                        problem, vector_access);
 }
 
 }  // namespace cuflash::forward_wmma
