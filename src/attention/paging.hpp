@@ -28,10 +28,12 @@ CUFLASH_HOST_DEVICE KeySlot key_slot(const Paging& paging, int64_t b, int64_t sl
   if (paging.entries != nullptr) return {paging.entries[b], slot, true};
   if (paging.table == nullptr) return {b, slot, true};
   const int64_t first = paging.indptr != nullptr ? paging.indptr[b] : b * paging.table_stride;
-  const int64_t at = first + slot / paging.page_size;
+  // Both are below 2^31, and a GPU divides 32 bits much faster than 64.
+  const auto slot32 = static_cast<uint32_t>(slot), size = static_cast<uint32_t>(paging.page_size);
+  const int64_t at = first + slot32 / size;
   const int64_t page = paging.wide_ids ? static_cast<const int64_t*>(paging.table)[at]
                                        : static_cast<const int32_t*>(paging.table)[at];
-  return {page, slot % paging.page_size, page >= 0 && page < paging.num_pages};
+  return {page, slot32 % size, page >= 0 && page < paging.num_pages};
 }
 
 }  // namespace cuflash

@@ -7,10 +7,17 @@
 #pragma once
 
 #include "attention/key_range.hpp"
+#include "attention/paging.hpp"
+#include "attention/tile_rows.hpp"
+#include "core/features.hpp"
 #include "core/split.hpp"
 #include "core/variant.hpp"
 
 namespace cuflash::decode {
+
+// What the tiled decode kernels take beside Problem.
+constexpr uint32_t kTakenFeatures =
+    kSoftcap | kAlibi | kBias | kSinks | kOwnValueDim | kPagedCache | kCacheEntries | kTreeMask;
 
 // ---- host side ------------------------------------------------------------------------------------
 
@@ -47,8 +54,8 @@ struct Tile {
 };
 
 // Block `index` of the grid; neighbours share their keys. Reads device memory.
-template <int kRows>
-CUFLASH_HOST_DEVICE Tile tile_of(const Problem& p, int64_t num_splits, unsigned index) {
+template <int kRows, class Call>
+CUFLASH_HOST_DEVICE Tile tile_of(const Call& p, int64_t num_splits, unsigned index) {
   const auto group = static_cast<unsigned>(p.heads_q / p.heads_kv);
   const unsigned pack = group * static_cast<unsigned>(p.len_q);
   const unsigned row_tiles = (pack + kRows - 1) / kRows;
@@ -60,7 +67,7 @@ CUFLASH_HOST_DEVICE Tile tile_of(const Problem& p, int64_t num_splits, unsigned 
   t.split = index / row_tiles % splits;
   t.head_kv = index / row_tiles / splits % heads_kv;
   t.b = index / row_tiles / splits / heads_kv;
-  t.len_k = p.keys_of(t.b);
+  t.len_k = sequence_of(p, t.b).len_k;
   t.shift = centre_shift(p.mask, t.b, p.len_q, t.len_k);
   const TileRange seen = tile_keys(p.mask, t.shift, t.first_row / group,
                                    (t.first_row + t.rows - 1) / group + 1, t.len_k);
@@ -92,6 +99,41 @@ CUFLASH_HOST_DEVICE KeyInterval keys_of_row(const Problem& p, const Tile& t, int
   const int64_t begin = clamp64(seen.begin, t.keys.begin, t.keys.end);
   const int64_t end = clamp64(seen.end, begin, t.keys.end);
   return {static_cast<unsigned>(begin - t.keys.begin), static_cast<unsigned>(end - t.keys.begin)};
+}
+
+// head_dim_v, which without features is head_dim: a number less to keep.
+CUFLASH_HOST_DEVICE int value_dim(const Problem& p) { return static_cast<int>(p.head_dim); }
+CUFLASH_HOST_DEVICE int value_dim(const FullProblem& p) { return static_cast<int>(p.head_dim_v); }
+
+// The score of row `row` for a key that it sees, counted from the part's first.
+CUFLASH_HOST_DEVICE ModifiedRow modified_row(const FullProblem& p, const Tile& t, int row) {
+  const Row r = row_of(p, t, row);
+  return {p, {t.b, 0, p.len_q, 0, t.len_k}, t.shift, r.head, r.query, t.keys.begin};
+}
+
+// Whether any row of the tile sees a key of the part. It need not: the tree may hide it from all.
+CUFLASH_HOST_DEVICE bool is_seen(const FullProblem& p, const Tile& t, int64_t key) {
+  const TreeMask& tree = p.f.tree;
+  if (tree.words == nullptr || key < t.len_k - tree.len) return true;
+  const int64_t last = row_of(p, t, t.rows - 1).query;
+  for (int64_t query = row_of(p, t, 0).query; query <= last; ++query)
+    if (visible_keys(p.mask, t.shift, query, t.len_k).contains(key) &&
+        tree_shows(tree, t.b, query, t.len_k, key))
+      return true;
+  return false;
+}
+
+// Where key `key` of the part lies. Not valid past the last, where its page is not in the pool, and where no row sees it:
+// it may hold NaN then, which a weight of 0 does not take away.
+CUFLASH_HOST_DEVICE KeySlot slot_of_key(const FullProblem& p, const Tile& t, unsigned key) {
+  const int64_t of_sequence = t.keys.begin + key;
+  if (of_sequence >= t.keys.end || !is_seen(p, t, of_sequence)) return {0, 0, false};
+  return key_slot(p.f.paging, t.b, of_sequence);
+}
+
+// A row of K or V, which is `tensor`, in elements from its first of the same head; negative where the slot is not valid.
+CUFLASH_HOST_DEVICE int64_t row_offset(const TensorView& tensor, const KeySlot& at) {
+  return at.valid ? at.entry * tensor.batch_stride + at.slot * tensor.row_stride : -1;
 }
 
 // A row's result: the problem's own o and lse, or, of one of several parts, fp32 in the workspace.

@@ -54,4 +54,42 @@ __device__ __forceinline__ void load_tile(Element* s_tile, const Element* g_tile
   }
 }
 
+// The same where each row lies by itself: row r begins offset_of(r) elements past g_tensor, or is zero where that is
+// negative. Offsets are multiples of 16 bytes for vector_access. All threads ask for a row at the same time, so that
+// offset_of may be a shuffle.
+template <int kThreads, int kRows, int kColumns, int kLd, class Element, class OffsetOf>
+__device__ __forceinline__ void load_tile_rows(Element* s_tile, const Element* g_tensor,
+                                               OffsetOf offset_of, int columns, bool vector_access,
+                                               unsigned thread = threadIdx.x) {
+  constexpr int kChunk = 16 / sizeof(Element);
+  constexpr int kChunks = kColumns / kChunk;
+  constexpr int kRowsPerPass = kThreads / kChunks;
+  static_assert(sizeof(Element) == 2 && kColumns % kChunk == 0 && kLd % kChunk == 0);
+  static_assert(kThreads % kChunks == 0 && kRows % kRowsPerPass == 0, "no thread without a row");
+
+  // This thread's part: from row `first` on every kRowsPerPass-th, from `column` on a chunk.
+  const unsigned first = thread / kChunks;
+  const unsigned column = thread % kChunks * kChunk;
+  const int valid_columns = columns - static_cast<int>(column);
+  Element* s_chunk = s_tile + (first * kLd + column);
+  if (vector_access) {
+#pragma unroll
+    for (int row = 0; row < kRows; row += kRowsPerPass) {
+      const int64_t offset = offset_of(first + row);
+      const bool valid = offset >= 0 && valid_columns > 0;
+      ptx::cp_async_16_zfill(s_chunk + row * kLd, g_tensor + (valid ? offset + column : 0), valid);
+    }
+  } else {
+#pragma unroll 1
+    for (int row = 0; row < kRows; row += kRowsPerPass) {
+      const int64_t offset = offset_of(first + row);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i)
+        s_chunk[i] =
+            offset >= 0 && i < valid_columns ? g_tensor[offset + column + i] : Element(0.0f);
+      s_chunk += kRowsPerPass * kLd;
+    }
+  }
+}
+
 }  // namespace cuflash::device

@@ -29,6 +29,8 @@ struct KernelConfig {
   static constexpr int kMaxRows = 16 / kChannels;
   // Resident on an SM, by rows: bounds the registers of a thread to 512 / kBlocks. One more spills on some GPU.
   static constexpr int kBlocksOfOneRow = 5, kBlocks = 3;
+  // The same for calls with features, whose places and scores take more registers.
+  static constexpr int kFullBlocksOfOneRow = kElementBytes == 4 ? 4 : 3, kFullBlocks = 3;
 
   static_assert(kLanes * kChannels == kHeadDim && kPasses * kChunks == kLoads);
 };
@@ -36,6 +38,11 @@ struct KernelConfig {
 // 3 blocks of 4 warps have 24 to 48 KB of loads under way on an SM.
 template <class Config>
 constexpr SplitShape kSplitShape = {Config::kMaxRows, Config::kBlocks};
+
+template <class Config, int kRows, bool kFeatures>
+constexpr int kBlocksOf = kRows == 1
+                              ? (kFeatures ? Config::kFullBlocksOfOneRow : Config::kBlocksOfOneRow)
+                              : (kFeatures ? Config::kFullBlocks : Config::kBlocks);
 
 // What the warps of a block leave for each other at the end.
 template <class Config, int kRows>

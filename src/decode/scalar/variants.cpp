@@ -34,7 +34,7 @@ using Config = KernelConfig<static_cast<int>(dtype_bytes(kDtype)), kHeadDim>;
 
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, decode::kTakenFeatures>(problem)));
   return decode::accept_tiles(problem, capabilities, kSplitShape<Config<kDtype, kHeadDim>>);
 }
 

@@ -1,5 +1,6 @@
 // Decode on tensor cores through nvcuda::wmma: f16 from sm_70, bf16 from sm_80; any strides, masks and lengths;
-// head_dim up to the bucket, padded with zeros.
+// head_dim up to the bucket, padded with zeros. A template of its Call: Problem, or FullProblem with the features that
+// decode/tile.hpp lists, where each key's place is looked up.
 //
 // One block takes 16 query rows that share a KV head (the heads of a group, for one query token or several) and a
 // part of the keys, so that each key is read once for all of them. It is made to read memory; the tensor cores have
@@ -73,6 +74,39 @@ __device__ void load_q(Element (&s_q)[Config::kRows][Config::kLdTile], const Pro
   }
 }
 
+// Where the rows of a warp's next 16 keys lie, in calls with features: in pages, or in any entry of the cache. Lane i < 16
+// knows the row of key i in K, lane 16 + i that in V. They are found a step before they are needed, since finding reads
+// tables.
+template <class Config>
+class Places {
+ public:
+  static constexpr int kKeys = Config::kTileN;
+  static constexpr uint32_t kAllKeys = (1u << kKeys) - 1;
+  static_assert(kKeys == 16, "two keys' rows by 32 lanes, two sets of keys by 32 bits");
+  static_assert(Config::kSlots == 3 || Config::kSlots == 4,
+                "K is loaded a step ahead of its scores");
+
+  __device__ __forceinline__ void find(const FullProblem& problem, const decode::Tile& tile,
+                                       unsigned first_key, unsigned lane) {
+    const KeySlot at = decode::slot_of_key(problem, tile, first_key + lane % kKeys);
+    offset_ = lane < kKeys ? decode::row_offset(problem.k, at) : decode::row_offset(problem.v, at);
+  }
+  // The keys that were found are loaded now.
+  __device__ __forceinline__ void take_keys() {
+    valid_ = valid_ << kKeys | (__ballot_sync(kFullWarp, offset_ >= 0) & kAllKeys);
+  }
+  // By all lanes.
+  __device__ __forceinline__ int64_t offset(bool of_k, unsigned row) const {
+    return __shfl_sync(kFullWarp, offset_, of_k ? row : row + kKeys);
+  }
+  // Of the step whose scores are computed, a bit for each key that can be seen: one step was taken since.
+  __device__ __forceinline__ uint32_t valid_keys() const { return valid_ >> kKeys; }
+
+ private:
+  int64_t offset_;      // in elements from the tensor's first row of the head; negative: none
+  uint32_t valid_ = 0;  // of the last two steps, the older one high
+};
+
 // ---- products -------------------------------------------------------------------------------------
 
 // Scores of all rows and the 16 keys of a slot: Q K^T, left in s_warp.scores.
@@ -96,6 +130,35 @@ __device__ void multiply_q_k(Warp& s_warp, const Element (&s_q)[Config::kRows][C
   wmma::store_matrix_sync(s_warp.scores[0], scores[0], Config::kLdScores, wmma::mem_row_major);
 }
 
+// Makes scores of products, in calls with features: this lane's part of row lane / 2, as softmax_strip() shares it out.
+// Keys that are not `valid`, a bit each, get -infinity; what the row does not see stays as it is.
+template <class Config, class Warp>
+__device__ void finish_scores(Warp& s_warp, unsigned lane, Columns seen, uint32_t valid,
+                              const ModifiedRow& row, unsigned first_key) {
+  // One at a time: unrolled, scores in the making take the registers that O needs.
+#pragma unroll 1
+  for (unsigned i = 0; i < Config::kTileN / 2; ++i) {
+    const unsigned column = i / 4 * 8 + lane % 2 * 4 + i % 4;
+    if (!seen.contain(column)) continue;
+    float& score = s_warp.scores[lane / 2][column];
+    if ((valid >> column & 1) == 0)
+      score = negative_infinity();
+    else if (modifies_scores(row.p))
+      score = row.score(score, int64_t{first_key} + column);
+  }
+}
+
+// Whether products are not yet scores, or some of a step's keys are not there. `places` is Places.
+template <class Places>
+__device__ __forceinline__ bool has_scores_to_finish(const Problem&, const Places&) {
+  return false;
+}
+template <class Places>
+__device__ __forceinline__ bool has_scores_to_finish(const FullProblem& problem,
+                                                     const Places& places) {
+  return modifies_scores(problem) || places.valid_keys() != Places::kAllKeys;
+}
+
 // o += P V for the 16 keys of a slot.
 template <class Config, class Element, class Warp, int kChannelFragments>
 __device__ void multiply_p_v(Accumulator (&o)[kChannelFragments], const Warp& s_warp,
@@ -113,12 +176,12 @@ __device__ void multiply_p_v(Accumulator (&o)[kChannelFragments], const Warp& s_
 // ---- output ---------------------------------------------------------------------------------------
 
 // The sums of the warps' O, which are scaled to add up to the rows of the result.
-template <class Config, class Element, class Storage>
-__device__ void store_rows(const Storage& s, const Problem& problem, const MergeProblem& parts,
+template <class Config, class Element, class Storage, class Call>
+__device__ void store_rows(const Storage& s, const Call& problem, const MergeProblem& parts,
                            const decode::Tile& tile, bool vector_access) {
   constexpr int kChunk = 4;
   constexpr int kChunks = Config::kHeadDim / kChunk;
-  const int head_dim = static_cast<int>(problem.head_dim);
+  const int head_dim = decode::value_dim(problem);
   for (unsigned i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
     const int row = static_cast<int>(i / kChunks);
     const int channel = static_cast<int>(i % kChunks * kChunk);
@@ -150,9 +213,8 @@ __device__ void store_rows(const Storage& s, const Problem& problem, const Merge
 
 // ---- the kernel -----------------------------------------------------------------------------------
 
-template <class Element, class Config>
-__device__ void decode_block(const Problem& problem, const MergeProblem& parts,
-                             bool vector_access) {
+template <class Element, class Config, class Call>
+__device__ void decode_block(const Call& problem, const MergeProblem& parts, bool vector_access) {
   constexpr int kTileN = Config::kTileN;
   constexpr int kSlots = Config::kSlots;
   constexpr int kChannelFragments = Config::kHeadDim / kFragment;
@@ -164,7 +226,8 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
   const unsigned lane = threadIdx.x % 32;
   auto& s_warp = s.warps[warp];
   const int head_dim = static_cast<int>(problem.head_dim);
-  const float scale_log2 = problem.scale * kLog2E;
+  const int head_dim_v = decode::value_dim(problem);
+  const float scale_log2 = factor_of_scores(problem) * kLog2E;
 
   const decode::Tile tile = decode::tile_of<Config::kRows>(problem, parts.num_parts, blockIdx.x);
   // Keys are counted from the part's first. Unsigned: there may be 2^31 - 1, and the loop steps past them.
@@ -173,26 +236,43 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
   const auto unmasked_end = static_cast<unsigned>(tile.common.end - tile.keys.begin);
   const auto own_row = static_cast<int>(lane / 2);  // of the softmax
   const decode::KeyInterval seen = decode::keys_of_row(problem, tile, own_row);
-  const Element* g_k = problem.k.row<const Element>(tile.b, tile.head_kv, tile.keys.begin);
-  const Element* g_v = problem.v.row<const Element>(tile.b, tile.head_kv, tile.keys.begin);
+  // With features keys lie anywhere, and these are the first rows of the head.
+  const int64_t first_entry = kHasFeatures<Call> ? 0 : tile.b;
+  const int64_t first_slot = kHasFeatures<Call> ? 0 : tile.keys.begin;
+  const Element* g_k = problem.k.template row<const Element>(first_entry, tile.head_kv, first_slot);
+  const Element* g_v = problem.v.template row<const Element>(first_entry, tile.head_kv, first_slot);
+  [[maybe_unused]] Places<Config> places;
+  if constexpr (kHasFeatures<Call>) places.find(problem, tile, warp * kTileN, lane);
 
   // Copies the warp's 16 keys, or values, from `key` on into a slot. A group of copies also where there are none: the
   // waits below count.
-  const auto load = [&](unsigned slot, const Element* g_tensor, int64_t row_stride, unsigned key) {
+  const auto load = [&](unsigned slot, const Element* g_tensor, int64_t row_stride, int channels,
+                        unsigned key) {
     if (key < num_keys)
       device::load_tile<32, kTileN, Config::kHeadDim, Config::kLdTile>(
           s_warp.slots[slot][0], g_tensor + key * row_stride, row_stride,
-          static_cast<int>(num_keys - key), head_dim, vector_access, lane);
+          static_cast<int>(num_keys - key), channels, vector_access, lane);
     ptx::cp_async_commit();
   };
   // The ring holds K(0), V(0), K(1), V(1), ...; `filled` counts what was started.
   unsigned filled = 0;
   const auto load_next = [&] {
     const unsigned key = warp * kTileN + filled / 2 * kStepKeys;
-    if (filled % 2 == 0)
-      load(filled % kSlots, g_k, problem.k.row_stride, key);
-    else
-      load(filled % kSlots, g_v, problem.v.row_stride, key);
+    const bool of_k = filled % 2 == 0;
+    if constexpr (kHasFeatures<Call>) {
+      if (of_k) places.take_keys();
+      if (key < num_keys)
+        device::load_tile_rows<32, kTileN, Config::kHeadDim, Config::kLdTile>(
+            s_warp.slots[filled % kSlots][0], of_k ? g_k : g_v,
+            [&](unsigned row) { return places.offset(of_k, row); }, of_k ? head_dim : head_dim_v,
+            vector_access, lane);
+      ptx::cp_async_commit();
+      if (!of_k) places.find(problem, tile, key + kStepKeys, lane);
+    } else if (of_k) {
+      load(filled % kSlots, g_k, problem.k.row_stride, head_dim, key);
+    } else {
+      load(filled % kSlots, g_v, problem.v.row_stride, head_dim_v, key);
+    }
     ++filled;
   };
 #pragma unroll
@@ -204,6 +284,14 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
 #pragma unroll
   for (int f = 0; f < kChannelFragments; ++f) wmma::fill_fragment(o[f], 0.0f);
   RowState state;
+  if constexpr (kHasFeatures<Call>) {
+    // A row's sink counts once: in part 0, in one warp, in one of the two lanes' sums.
+    const float sink = sink_of(problem, decode::row_of(problem, tile, own_row).head);
+    if (tile.split == 0 && warp == 0 && sink != negative_infinity()) {
+      state.m = sink;
+      state.l = lane % 2 == 0 ? 1.0f : 0.0f;
+    }
+  }
   __syncthreads();  // SAFETY: Q is there; the row numbers have been read.
 
   unsigned used = 0;  // slot of the next K or V
@@ -221,12 +309,16 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
     multiply_q_k<Config>(s_warp, s.q, s_warp.slots[next_slot()]);
     __syncwarp();  // SAFETY: the scores are written.
     bool rescale;
-    if (key < unmasked_begin || unmasked_end < key + kTileN) {
+    if (key < unmasked_begin || unmasked_end < key + kTileN ||
+        has_scores_to_finish(problem, places)) {
       const auto edge = [&](unsigned end) {  // of the row's keys, as a column of the tile
         return static_cast<int>(end <= key ? 0 : min(end - key, unsigned{kTileN}));
       };
-      rescale = softmax_strip<true, Config>(s_warp, 0, lane, scale_log2,
-                                            {edge(seen.begin), edge(seen.end)}, state);
+      const Columns columns = {edge(seen.begin), edge(seen.end)};
+      if constexpr (kHasFeatures<Call>)
+        finish_scores<Config>(s_warp, lane, columns, places.valid_keys(),
+                              decode::modified_row(problem, tile, own_row), key);
+      rescale = softmax_strip<true, Config>(s_warp, 0, lane, scale_log2, columns, state);
     } else {
       rescale = softmax_strip<false, Config>(s_warp, 0, lane, scale_log2, {}, state);
     }
@@ -255,7 +347,8 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
     s_warp.row_factors[own_row] = empty ? 0.0f : weight_of(state.m, m, scale_log2) / l;
   if (warp == 0 && lane % 2 == 0 && own_row < tile.rows) {
     float* g_lse = decode::target_of<Element>(problem, parts, tile, own_row).lse;
-    if (g_lse != nullptr) *g_lse = empty ? negative_infinity() : m * problem.scale + logf(l);
+    if (g_lse != nullptr)
+      *g_lse = empty ? negative_infinity() : m * factor_of_scores(problem) + logf(l);
   }
   __syncwarp();  // SAFETY: the factors are written.
   device::scale_rows(o, s_warp.row_factors, element_rows);
@@ -266,13 +359,14 @@ __device__ void decode_block(const Problem& problem, const MergeProblem& parts,
   store_rows<Config, Element>(s, problem, parts, tile, vector_access);
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, class Call>
 __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
                                   KernelConfig<kHeadDim>::kMinBlocks)
-    decode_kernel(const __grid_constant__ Problem problem,
+    decode_kernel(const __grid_constant__ Call problem,
                   const __grid_constant__ MergeProblem parts) {
   if constexpr (device::kHasWmma<Element>) {
-    const bool vector_access = problem.aligned16 && problem.head_dim % 8 == 0;
+    bool vector_access = problem.aligned16 && problem.head_dim % 8 == 0;
+    if constexpr (kHasFeatures<Call>) vector_access = vector_access && problem.head_dim_v % 8 == 0;
     decode_block<Element, KernelConfig<kHeadDim>>(problem, parts, vector_access);
   } else {
     __trap();  // bf16 needs sm_80; the table refuses such GPUs
@@ -285,8 +379,10 @@ template <class Element, int kHeadDim>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    CUFLASH_TRY(
-        device::load_kernel(decode_kernel<Element, kHeadDim>, name, kSharedBytes<kHeadDim>));
+    CUFLASH_TRY(device::load_kernel(decode_kernel<Element, kHeadDim, Problem>, name,
+                                    kSharedBytes<kHeadDim>));
+    CUFLASH_TRY(device::load_kernel(decode_kernel<Element, kHeadDim, FullProblem>, name,
+                                    kSharedBytes<kHeadDim>));
     return preload_combine();
   });
 }
@@ -297,9 +393,12 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
   using Config = KernelConfig<kHeadDim>;
   static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
   CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
-  return decode::launch_parts(decode_kernel<Element, kHeadDim>, name, Config::kRows,
-                              {0, Config::kThreads, kSharedBytes<kHeadDim>}, problem, plan,
-                              context);
+  const device::LaunchShape shape = {0, Config::kThreads, kSharedBytes<kHeadDim>};
+  if (problem.features != nullptr)
+    return decode::launch_parts<FullProblem>(decode_kernel<Element, kHeadDim, FullProblem>, name,
+                                             Config::kRows, shape, problem, plan, context);
+  return decode::launch_parts<Problem>(decode_kernel<Element, kHeadDim, Problem>, name,
+                                       Config::kRows, shape, problem, plan, context);
 }
 
 }  // namespace cuflash::decode_wmma

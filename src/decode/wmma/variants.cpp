@@ -28,7 +28,7 @@ namespace {
 
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, decode::kTakenFeatures>(problem)));
   CUFLASH_REFUSE(refuse_without_wmma<kDtype>(capabilities));
   CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
   return decode::accept_tiles(problem, capabilities, kSplitShape);
