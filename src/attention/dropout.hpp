@@ -45,11 +45,16 @@ struct DropoutRow {
   }
 };
 
+// The factor of what is kept; 1 without dropout.
+CUFLASH_HOST_DEVICE float kept_factor(const Dropout& d) {
+  return d.p < 1 ? 1.0f / (1.0f - d.p) : 0.0f;
+}
+
 // Reads device memory where the seed or the offset lies there.
 CUFLASH_HOST_DEVICE DropoutRow dropout_row(const Dropout& d, int64_t head_of_batch, int64_t row) {
   if (d.p == 0) return {};
   return {true,
-          d.p < 1 ? 1.0f / (1.0f - d.p) : 0.0f,
+          kept_factor(d),
           static_cast<uint64_t>(static_cast<double>(d.p) * 4294967296.0),
           d.seed_pointer != nullptr ? *d.seed_pointer : d.seed,
           d.offset_pointer != nullptr ? *d.offset_pointer : d.offset,

@@ -8,6 +8,7 @@
 #include "attention/online_softmax.hpp"
 #include "attention/ragged.hpp"
 #include "attention/score.hpp"
+#include "attention/tree_mask.hpp"
 
 namespace cuflash {
 
@@ -22,7 +23,7 @@ CUFLASH_HOST_DEVICE Sequence sequence_of(const Problem& p, int64_t b) {
 // fast as one without.
 CUFLASH_HOST_DEVICE bool modifies_scores(const Problem&) { return false; }
 CUFLASH_HOST_DEVICE bool modifies_scores(const FullProblem& p) {
-  return (p.f.used & (kSoftcap | kAlibi | kBias | kSinks | kDropout)) != 0;
+  return (p.f.used & (kSoftcap | kAlibi | kBias | kSinks | kDropout | kTreeMask)) != 0;
 }
 
 // What the softmax multiplies its scores by: they are products, or finished scores.
@@ -51,18 +52,21 @@ struct ModifiedRow {
   const FullProblem& p;
   ScoreRow row;
   DropoutRow dropout;
-  int64_t first_key;
+  int64_t len_k, first_key;
 
   CUFLASH_HOST_DEVICE ModifiedRow(const FullProblem& problem, const Sequence& s, int64_t shift,
                                   int64_t head, int64_t query, int64_t key)
       : p(problem),
         row{s.batch, head, query, query + shift},
         dropout(dropout_row(problem.f.dropout, s.batch * problem.heads_q + head, query)),
+        len_k(s.len_k),
         first_key(key) {}
 
-  // -infinity where a bias masks the key.
+  // -infinity where the tree hides the key or its bias masks it.
   CUFLASH_HOST_DEVICE float score(float product, int64_t column) const {
-    return score_of(p.f.score, p.scale, product, row, first_key + column).value;
+    const int64_t key = first_key + column;
+    if (!tree_shows(p.f.tree, row.batch, row.row, len_k, key)) return negative_infinity();
+    return score_of(p.f.score, p.scale, product, row, key).value;
   }
   // By dropout.
   CUFLASH_HOST_DEVICE bool keeps(int64_t column) const {

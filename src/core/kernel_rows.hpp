@@ -84,6 +84,14 @@ Refusal refuse_other_problems(const Problem& problem) {
   return {};
 }
 
+// Of backward: sums over scores that no tile has all of.
+inline Refusal refuse_modifier_gradients(const Problem& problem) {
+  if (problem.features == nullptr) return {};
+  if (problem.features->d_bias.data != nullptr) return {"makes no gradient of the bias"};
+  if (problem.features->d_sinks.data != nullptr) return {"makes no gradient of the sinks"};
+  return {};
+}
+
 template <int kSharedBytes>
 Refusal refuse_less_shared_memory(const Capabilities& capabilities) {
   if (capabilities.shared_memory_per_block < kSharedBytes)

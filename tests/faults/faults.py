@@ -408,7 +408,7 @@ FAULTS = [
          "CasesOfTails.B50*"),
 
     # ---- the wmma backward ----
-    backward_wmma("delta_dropped", BWD_WMMA_MATH, "d_s.x[e] *= d_p[n].x[e] - delta(n, e);", "d_s.x[e] *= d_p[n].x[e];",
+    backward_wmma("delta_dropped", BWD_WMMA_MATH, "return p * (d_p - delta);", "return p * d_p;",
                   "Corners.Accurate/cuda_bwd_wmma_*"),
     backward_wmma("lse_in_base_2", BWD_WMMA_MATH, "(score - lse(n, e)) * kLog2E", "score * kLog2E - lse(n, e)",
                   "Corners.Accurate/cuda_bwd_wmma_*"),
@@ -472,7 +472,8 @@ FAULTS = [
     backward_scalar("dkv_mask_dropped", "if (!seen.contain(place.column(j))) p[i][j] = 0;",
                     "if (!seen.contain(place.column(j))) p[i][j] *= 1;",
                     "Corners.Accurate/cuda_bwd_scalar_*"),
-    backward_scalar("dq_without_scale", "store_gradient<Config>(dq, problem.scale,", "store_gradient<Config>(dq, 1.0f,",
+    backward_scalar("dq_without_scale", "store_gradient<Element>(problem, dq, problem.scale,",
+                    "store_gradient<Element>(problem, dq, 1.0f,",
                     "Corners.Accurate/cuda_bwd_scalar_*"),
     backward_scalar("delta_of_the_first_rows", "g_head_delta[row + column]", "g_head_delta[column]",
                     "Corners.Accurate/cuda_bwd_scalar_*"),

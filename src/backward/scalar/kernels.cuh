@@ -1,5 +1,8 @@
 // Backward attention on the CUDA cores: exact, all arithmetic in fp32, gradients bitwise equal from run to run. Any
-// GPU, dtype, strides, mask and length; head_dim up to the bucket, padded with zeros.
+// GPU, dtype, strides, mask and length; head_dim and head_dim_v up to the bucket, padded with zeros.
+//
+// Both kernels are templates of their Call: a Problem, or a FullProblem, which has sequences of their own lengths and
+// places, modified scores, dropout and further outputs (attention/tile_gradients.hpp).
 //
 // Two launches, both of the form of the forward kernel: a block keeps a tile of rows in shared memory, the other side
 // passes through it tile by tile, and the threads of a warp form a grid of 4 x 8 over each tile of scores
@@ -33,12 +36,14 @@
 
 #include "attention/columns.hpp"
 #include "attention/reference.hpp"
+#include "attention/tile_gradients.hpp"
 #include "backward/scalar/config.hpp"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
 #include "device/load_tile_f32.cuh"
 #include "device/once_per_device.hpp"
 #include "device/register_tile.cuh"
+#include "device/unpack.cuh"
 
 namespace cuflash::backward_scalar {
 
@@ -105,15 +110,19 @@ __device__ void add_products(Gradient<Config>& gradient, const Place<Config>& pl
 __device__ __forceinline__ float weight_of(float scale, float product, float lse) {
   return expf(rounded_product(scale, product) - lse);
 }
+__device__ __forceinline__ float weight_of(const PairScore& pair, float lse) {
+  return pair.score == negative_infinity() ? 0.0f : expf(pair.score - lse);
+}
 __device__ __forceinline__ float score_gradient(float weight, float d_p, float delta) {
   return weight == 0.0f ? 0.0f : weight * (d_p - delta);
 }
 
-// Rounds and writes the thread's elements of a gradient to `rows` rows.
+// Rounds and writes the thread's elements of a gradient to `rows` rows, or adds them to what is there.
 template <class Config, class Element>
 __device__ void store_gradient(const Gradient<Config>& gradient, float factor,
                                const Place<Config>& place, Element* g_tile, int64_t row_stride,
-                               int64_t rows, int head_dim, bool vector_access) {
+                               int64_t rows, int head_dim, bool vector_access,
+                               bool accumulate = false) {
 #pragma unroll
   for (int i = 0; i < Config::kThreadRows; ++i) {
     const int row = place.first_row + place.row_step(i);
@@ -123,10 +132,34 @@ __device__ void store_gradient(const Gradient<Config>& gradient, float factor,
       const int channel = place.channel(g);
       float x[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = gradient[i][g][e] * factor;
+      for (int e = 0; e < 4; ++e) {
+        x[e] = gradient[i][g][e] * factor;
+        if (accumulate && channel + e < head_dim)
+          x[e] += device::to_fp32(g_tile[row * row_stride + channel + e]);
+      }
       device::store4(g_tile + row * row_stride + channel, head_dim - channel, vector_access, x);
     }
   }
+}
+
+// The same to rows of a head from `token` on; fp32 ones may be written where Element is not.
+template <class Element, class Config>
+__device__ void store_gradient(const Problem&, const Gradient<Config>& gradient, float factor,
+                               const Place<Config>& place, const TensorView& tensor, int64_t b,
+                               int64_t head, int64_t token, int64_t rows, int dim,
+                               bool vector_access) {
+  store_gradient<Config>(gradient, factor, place, tensor.row<Element>(b, head, token),
+                         tensor.row_stride, rows, dim, vector_access);
+}
+template <class Element, class Config>
+__device__ void store_gradient(const FullProblem& problem, const Gradient<Config>& gradient,
+                               float factor, const Place<Config>& place, const TensorView& tensor,
+                               int64_t b, int64_t head, int64_t token, int64_t rows, int dim,
+                               bool vector_access) {
+  with_row<Element>(tensor, b, head, token, [&](auto* g_tile) {
+    store_gradient<Config>(gradient, factor, place, g_tile, tensor.row_stride, rows, dim,
+                           vector_access, problem.f.accumulate_gradients);
+  });
 }
 
 // ---- dQ and delta ---------------------------------------------------------------------------------
@@ -134,13 +167,13 @@ __device__ void store_gradient(const Gradient<Config>& gradient, float factor,
 // delta of the thread's row: O from global, dO from shared memory; the same bits in all eight threads of the row.
 template <class Config, class Element>
 __device__ float row_delta(const Element* g_o_row, const float* s_d_o_row,
-                           const Place<Config>& place, int head_dim, bool vector_access) {
+                           const Place<Config>& place, int dim, bool vector_access) {
   float sum = 0;
 #pragma unroll
   for (int g = 0; g < Config::kThreadGroups; ++g) {
     const int channel = place.channel(g);
     float o[4], d_o[4];
-    device::load4(g_o_row + channel, head_dim - channel, vector_access, o);
+    device::load4(g_o_row + channel, dim - channel, vector_access, o);
     device::load_shared4(s_d_o_row + channel, d_o);
 #pragma unroll
     for (int e = 0; e < 4; ++e) sum = fmaf(o[e], d_o[e], sum);
@@ -151,7 +184,27 @@ __device__ float row_delta(const Element* g_o_row, const float* s_d_o_row,
 }
 
 template <class Element, class Config>
-__device__ void dq_block(const Problem& problem, float* g_delta, bool vector_access) {
+__device__ float row_delta(const Problem& problem, int64_t b, int64_t head, int64_t token,
+                           const float* s_d_o_row, const Place<Config>& place, int dim,
+                           bool vector_access) {
+  return row_delta(problem.o.row<const Element>(b, head, token), s_d_o_row, place, dim,
+                   vector_access);
+}
+// O may be fp32 where Element is not, and is not read where delta is given.
+template <class Element, class Config>
+__device__ float row_delta(const FullProblem& problem, int64_t b, int64_t head, int64_t token,
+                           const float* s_d_o_row, const Place<Config>& place, int dim,
+                           bool vector_access) {
+  float delta = 0;
+  if (!delta_is_given(problem))
+    with_row<Element>(problem.o, b, head, token, [&](const auto* g_o_row) {
+      delta = row_delta(g_o_row, s_d_o_row, place, dim, vector_access);
+    });
+  return delta;
+}
+
+template <class Element, class Config, class Call>
+__device__ void dq_block(const Call& problem, float* g_delta, bool vector_access) {
   constexpr int kTileN = Config::kTileN;
   constexpr int kThreadRows = Config::kThreadRows;
 
@@ -167,54 +220,62 @@ __device__ void dq_block(const Problem& problem, float* g_delta, bool vector_acc
   const uint32_t head = blockIdx.x % heads % heads_q;
   const int64_t head_kv = problem.head_kv(head);
   const int head_dim = static_cast<int>(problem.head_dim);
+  const int dim_v = static_cast<int>(value_dim(problem));
 
+  const Sequence sequence = backward_sequence(problem, b);
   const int64_t tile_row = int64_t{m_tile} * Config::kTileM;
-  const int64_t rows = min64(problem.len_q - tile_row, Config::kTileM);
-  const int64_t shift = centre_shift(problem.mask, b, problem.len_q, problem.len_k);
-  const TileRange keys = tile_keys(problem.mask, shift, tile_row, tile_row + rows, problem.len_k);
+  if (kHasFeatures<Call> && tile_row >= sequence.len_q) return;  // others are longer
+  const int64_t rows = min64(sequence.len_q - tile_row, Config::kTileM);
+  const int64_t shift = centre_shift(problem.mask, b, sequence.len_q, sequence.len_k);
+  const TileRange keys = tile_keys(problem.mask, shift, tile_row, tile_row + rows, sequence.len_k);
   // From here on keys are counted from the first that any row of the tile sees.
   const auto num_keys = static_cast<int>(keys.any.end - keys.any.begin);
   const auto unmasked_begin = static_cast<int>(keys.all.begin - keys.any.begin);
   const auto unmasked_end = static_cast<int>(keys.all.end - keys.any.begin);
-  const Element* g_k = problem.k.row<const Element>(b, head_kv, keys.any.begin);
-  const Element* g_v = problem.v.row<const Element>(b, head_kv, keys.any.begin);
-  const auto load_rows = [&](float* s_tile, const TensorView& tensor) {
+  const int64_t first_token = sequence.first_q + tile_row;
+  const int64_t first_key = sequence.first_k + keys.any.begin;
+  const Element* g_k = problem.k.template row<const Element>(b, head_kv, first_key);
+  const Element* g_v = problem.v.template row<const Element>(b, head_kv, first_key);
+  const auto load_rows = [&](float* s_tile, const TensorView& tensor, int dim) {
     device::load_tile_f32<Config::kThreads, Config::kTileM, Config::kHeadDim, Config::kLd>(
-        s_tile, tensor.row<const Element>(b, head, tile_row), tensor.row_stride,
-        static_cast<int>(rows), head_dim, vector_access);
+        s_tile, tensor.row<const Element>(b, head, first_token), tensor.row_stride,
+        static_cast<int>(rows), dim, vector_access);
   };
-  const auto load_keys = [&](float* s_tile, const Element* g_keys, int64_t row_stride, int key) {
+  const auto load_keys = [&](float* s_tile, const Element* g_keys, int64_t row_stride, int key,
+                             int dim) {
     device::load_tile_f32<Config::kThreads, kTileN, Config::kHeadDim, Config::kLd>(
-        s_tile, g_keys + key * row_stride, row_stride, num_keys - key, head_dim, vector_access);
+        s_tile, g_keys + key * row_stride, row_stride, num_keys - key, dim, vector_access);
   };
 
-  load_rows(s.d_o[0], problem.d_o);
-  load_rows(s.q[0], problem.q);
+  load_rows(s.d_o[0], problem.d_o, dim_v);
+  load_rows(s.q[0], problem.q, head_dim);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();  // SAFETY: Q and dO have landed.
+  float* g_tile_delta = g_delta + first_delta(problem, sequence, head) + tile_row;
   float lse[kThreadRows] = {}, delta[kThreadRows];
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
     const int tile_i = place.first_row + place.row_step(i);
     const bool valid = tile_i < rows;
-    const int64_t row = tile_row + tile_i;
-    // Rows past the end of the tensors read row 0 of the tile, which is there, and keep nothing of it.
-    delta[i] = row_delta(problem.o.row<const Element>(b, head, valid ? row : tile_row),
-                         s.d_o[tile_i], place, head_dim, vector_access);
+    // Rows past the sequence's end read row 0 of the tile, which is there, and keep nothing of it.
+    const int64_t token = valid ? first_token + tile_i : first_token;
+    delta[i] =
+        row_delta<Element>(problem, b, head, token, s.d_o[tile_i], place, dim_v, vector_access);
     if (!valid) continue;
-    lse[i] = *problem.lse.at(b, head, row);
-    if (place.thread.column == 0)
-      g_delta[(int64_t{b} * heads_q + head) * problem.len_q + row] = delta[i];
+    const bool writes = place.thread.column == 0;
+    lse[i] = *problem.lse.at(b, head, token);
+    delta[i] = reduced_delta(problem, sequence, head, token, delta[i], writes);
+    if (writes) g_tile_delta[tile_i] = delta[i];
   }
 
   Gradient<Config> dq = {};
   // Counted down: num_keys may be 2^31 - 1, where a key counted up would overflow.
   for (int keys_left = num_keys; keys_left > 0; keys_left -= kTileN) {
     const int key = num_keys - keys_left;
-    load_keys(s.v[0], g_v, problem.v.row_stride, key);
+    load_keys(s.v[0], g_v, problem.v.row_stride, key, dim_v);
     ptx::cp_async_commit();
-    load_keys(s.k[0], g_k, problem.k.row_stride, key);
+    load_keys(s.k[0], g_k, problem.k.row_stride, key, head_dim);
     ptx::cp_async_commit();
 
     ptx::cp_async_wait<1>();
@@ -226,20 +287,43 @@ __device__ void dq_block(const Problem& problem, float* g_delta, bool vector_acc
     __syncthreads();  // SAFETY: this K has landed; all warps have read V before dS overwrites it.
     device::multiply_rows<Config::kHeadDim, Config::kLd>(d_s, &s.q[place.first_row][0],
                                                          &s.k[place.thread.column][0]);
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i)
-#pragma unroll
-      for (int j = 0; j < Config::kThreadColumns; ++j)
-        d_s[i][j] = weight_of(problem.scale, d_s[i][j], lse[i]);
-    if (key < unmasked_begin || unmasked_end - key < kTileN) {
+    const auto seen_by = [&](int64_t row) {
+      return columns_of<kTileN>(visible_keys(problem.mask, shift, row, sequence.len_k),
+                                keys.any.begin + key);
+    };
+    if (modifies_pairs(problem)) {
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i) {
-        const int64_t row = tile_row + place.first_row + place.row_step(i);
-        const Columns seen = columns_of<kTileN>(
-            visible_keys(problem.mask, shift, row, problem.len_k), keys.any.begin + key);
+        const int tile_i = place.first_row + place.row_step(i);
+        const int64_t row = tile_row + tile_i;
+        const Columns seen = tile_i < rows ? seen_by(row) : Columns{0, 0};
+#pragma unroll
+        for (int j = 0; j < Config::kThreadColumns; ++j) {
+          float weight = 0;
+          if (seen.contain(place.column(j))) {
+            const int64_t seen_key = keys.any.begin + key + place.column(j);
+            const PairScore pair =
+                pair_score(problem, {b, head, row, row + shift}, seen_key, d_s[i][j]);
+            weight = weight_of(pair, lse[i]) * pair.derivative;
+            d_p[i][j] *= pair.kept;
+          }
+          d_s[i][j] = weight;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
         for (int j = 0; j < Config::kThreadColumns; ++j)
-          if (!seen.contain(place.column(j))) d_s[i][j] = 0;
+          d_s[i][j] = weight_of(problem.scale, d_s[i][j], lse[i]);
+      if (key < unmasked_begin || unmasked_end - key < kTileN) {
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+          const Columns seen = seen_by(tile_row + place.first_row + place.row_step(i));
+#pragma unroll
+          for (int j = 0; j < Config::kThreadColumns; ++j)
+            if (!seen.contain(place.column(j))) d_s[i][j] = 0;
+        }
       }
     }
 #pragma unroll
@@ -252,14 +336,14 @@ __device__ void dq_block(const Problem& problem, float* g_delta, bool vector_acc
     add_products<Config>(dq, place, s.d_s, s.k);
     __syncthreads();  // SAFETY: all warps have read K and dS before the next tile overwrites them.
   }
-  store_gradient<Config>(dq, problem.scale, place, problem.dq.row<Element>(b, head, tile_row),
-                         problem.dq.row_stride, rows, head_dim, vector_access);
+  store_gradient<Element>(problem, dq, problem.scale, place, problem.dq, b, head, first_token, rows,
+                          head_dim, vector_access);
 }
 
 // ---- dK and dV ------------------------------------------------------------------------------------
 
-template <class Element, class Config>
-__device__ void dkv_block(const Problem& problem, const float* g_delta, bool vector_access) {
+template <class Element, class Config, class Call>
+__device__ void dkv_block(const Call& problem, const float* g_delta, bool vector_access) {
   constexpr int kTileN = Config::kTileN;
   constexpr int kThreadRows = Config::kThreadRows;
   constexpr int kThreadColumns = Config::kThreadColumns;
@@ -275,47 +359,53 @@ __device__ void dkv_block(const Problem& problem, const float* g_delta, bool vec
   const uint32_t b = blockIdx.x % heads / heads_kv;
   const uint32_t head_kv = blockIdx.x % heads % heads_kv;
   const int head_dim = static_cast<int>(problem.head_dim);
+  const int dim_v = static_cast<int>(value_dim(problem));
 
+  const Sequence sequence = backward_sequence(problem, b);
   const int64_t tile_key = int64_t{tile} * Config::kTileM;
-  const int64_t num_keys = min64(problem.len_k - tile_key, Config::kTileM);
-  const int64_t shift = centre_shift(problem.mask, b, problem.len_q, problem.len_k);
+  if (kHasFeatures<Call> && tile_key >= sequence.len_k) return;  // others are longer
+  const int64_t num_keys = min64(sequence.len_k - tile_key, Config::kTileM);
+  const int64_t shift = centre_shift(problem.mask, b, sequence.len_q, sequence.len_k);
   const TileRange rows =
-      tile_rows(problem.mask, shift, tile_key, tile_key + num_keys, problem.len_q);
+      tile_rows(problem.mask, shift, tile_key, tile_key + num_keys, sequence.len_q);
   // From here on rows are counted from the first that sees any key of the tile.
   const auto num_rows = static_cast<int>(rows.any.end - rows.any.begin);
   const auto unmasked_begin = static_cast<int>(rows.all.begin - rows.any.begin);
   const auto unmasked_end = static_cast<int>(rows.all.end - rows.any.begin);
-  const auto load_keys = [&](float* s_tile, const TensorView& tensor) {
+  const int64_t key_token = sequence.first_k + tile_key;
+  const int64_t first_token = sequence.first_q + rows.any.begin;
+  const auto load_keys = [&](float* s_tile, const TensorView& tensor, int dim) {
     device::load_tile_f32<Config::kThreads, Config::kTileM, Config::kHeadDim, Config::kLd>(
-        s_tile, tensor.row<const Element>(b, head_kv, tile_key), tensor.row_stride,
-        static_cast<int>(num_keys), head_dim, vector_access);
+        s_tile, tensor.row<const Element>(b, head_kv, key_token), tensor.row_stride,
+        static_cast<int>(num_keys), dim, vector_access);
   };
-  const auto load_rows = [&](float* s_tile, const TensorView& tensor, int64_t head, int row) {
+  const auto load_rows = [&](float* s_tile, const TensorView& tensor, int64_t head, int row,
+                             int dim) {
     device::load_tile_f32<Config::kThreads, kTileN, Config::kHeadDim, Config::kLd>(
-        s_tile, tensor.row<const Element>(b, head, rows.any.begin + row), tensor.row_stride,
-        num_rows - row, head_dim, vector_access);
+        s_tile, tensor.row<const Element>(b, head, first_token + row), tensor.row_stride,
+        num_rows - row, dim, vector_access);
   };
 
-  load_keys(s.k[0], problem.k);  // they join the first group of the loop
-  load_keys(s.v[0], problem.v);
+  load_keys(s.k[0], problem.k, head_dim);  // they join the first group of the loop
+  load_keys(s.v[0], problem.v, dim_v);
+  const float kept = kept_factor(problem);
   Gradient<Config> dk = {}, dv = {};
   const int64_t group = problem.heads_q / problem.heads_kv;
   for (int64_t head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-    const float* g_head_delta =
-        g_delta + (b * problem.heads_q + head) * problem.len_q + rows.any.begin;
+    const float* g_head_delta = g_delta + first_delta(problem, sequence, head) + rows.any.begin;
     // Counted down: num_rows may be 2^31 - 1, where a row counted up would overflow.
     for (int rows_left = num_rows; rows_left > 0; rows_left -= kTileN) {
       const int row = num_rows - rows_left;
-      load_rows(s.q[0], problem.q, head, row);
+      load_rows(s.q[0], problem.q, head, row, head_dim);
       ptx::cp_async_commit();
-      load_rows(s.d_o[0], problem.d_o, head, row);
+      load_rows(s.d_o[0], problem.d_o, head, row, dim_v);
       ptx::cp_async_commit();
       float lse[kThreadColumns] = {}, delta[kThreadColumns] = {};
 #pragma unroll
       for (int j = 0; j < kThreadColumns; ++j) {
         const int column = place.column(j);
         if (column >= rows_left) continue;
-        lse[j] = *problem.lse.at(b, head, rows.any.begin + row + column);
+        lse[j] = *problem.lse.at(b, head, first_token + row + column);
         delta[j] = g_head_delta[row + column];
       }
 
@@ -324,23 +414,47 @@ __device__ void dkv_block(const Problem& problem, const float* g_delta, bool vec
       Scores<Config> p = {};
       device::multiply_rows<Config::kHeadDim, Config::kLd>(p, &s.k[place.first_row][0],
                                                            &s.q[place.thread.column][0]);
-#pragma unroll
-      for (int i = 0; i < kThreadRows; ++i)
-#pragma unroll
-        for (int j = 0; j < kThreadColumns; ++j)
-          p[i][j] = weight_of(problem.scale, p[i][j], lse[j]);
-      if (row < unmasked_begin || unmasked_end - row < kTileN) {
+      const auto seen_by = [&](int64_t key) {
+        return columns_of<kTileN>(visible_rows(problem.mask, shift, key, sequence.len_q),
+                                  rows.any.begin + row);
+      };
+      if (modifies_pairs(problem)) {
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
-          const int64_t key = tile_key + place.first_row + place.row_step(i);
-          const Columns seen = columns_of<kTileN>(
-              visible_rows(problem.mask, shift, key, problem.len_q), rows.any.begin + row);
+          const int tile_i = place.first_row + place.row_step(i);
+          const int64_t key = tile_key + tile_i;
+          const Columns seen = tile_i < num_keys ? seen_by(key) : Columns{0, 0};
+#pragma unroll
+          for (int j = 0; j < kThreadColumns; ++j) {
+            float weight = 0, sloped = 0;  // P * kept for dV, P * derivative for dS
+            if (seen.contain(place.column(j))) {
+              const int64_t query = rows.any.begin + row + place.column(j);
+              const PairScore pair =
+                  pair_score(problem, {b, head, query, query + shift}, key, p[i][j]);
+              const float p_of_pair = weight_of(pair, lse[j]);
+              weight = p_of_pair * pair.kept, sloped = p_of_pair * pair.derivative;
+            }
+            s.weights[tile_i][place.column(j)] = weight;
+            p[i][j] = sloped;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
           for (int j = 0; j < kThreadColumns; ++j)
-            if (!seen.contain(place.column(j))) p[i][j] = 0;
+            p[i][j] = weight_of(problem.scale, p[i][j], lse[j]);
+        if (row < unmasked_begin || unmasked_end - row < kTileN) {
+#pragma unroll
+          for (int i = 0; i < kThreadRows; ++i) {
+            const Columns seen = seen_by(tile_key + place.first_row + place.row_step(i));
+#pragma unroll
+            for (int j = 0; j < kThreadColumns; ++j)
+              if (!seen.contain(place.column(j))) p[i][j] = 0;
+          }
         }
+        store_weights(s.weights, place, p);
       }
-      store_weights(s.weights, place, p);
       ptx::cp_async_wait<0>();
       __syncthreads();  // SAFETY: this dO has landed; P is written.
       add_products<Config>(dv, place, s.weights, s.d_o);
@@ -354,7 +468,10 @@ __device__ void dkv_block(const Problem& problem, const float* g_delta, bool vec
 #pragma unroll
         for (int j = 0; j < kThreadColumns; ++j) {
           float& weight = s.weights[place.first_row + place.row_step(i)][place.column(j)];
-          weight = score_gradient(weight, d_p[i][j], delta[j]);
+          if constexpr (kHasFeatures<Call>)  // P * derivative; the weight is 0 where it was dropped
+            weight = score_gradient(p[i][j], weight == 0.0f ? 0.0f : kept * d_p[i][j], delta[j]);
+          else
+            weight = score_gradient(weight, d_p[i][j], delta[j]);
         }
       __syncwarp();  // SAFETY: its rows of dS are written.
       add_products<Config>(dk, place, s.weights, s.q);
@@ -362,55 +479,68 @@ __device__ void dkv_block(const Problem& problem, const float* g_delta, bool vec
     }
   }
   ptx::cp_async_wait<0>();  // K and V, where no row sees them: a thread leaves no copy behind
-  store_gradient<Config>(dk, problem.scale, place, problem.dk.row<Element>(b, head_kv, tile_key),
-                         problem.dk.row_stride, num_keys, head_dim, vector_access);
-  store_gradient<Config>(dv, 1.0f, place, problem.dv.row<Element>(b, head_kv, tile_key),
-                         problem.dv.row_stride, num_keys, head_dim, vector_access);
+  store_gradient<Element>(problem, dk, problem.scale, place, problem.dk, b, head_kv, key_token,
+                          num_keys, head_dim, vector_access);
+  store_gradient<Element>(problem, dv, 1.0f, place, problem.dv, b, head_kv, key_token, num_keys,
+                          dim_v, vector_access);
 }
 
 // ---- kernels --------------------------------------------------------------------------------------
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, class Call>
 __global__ void __launch_bounds__(QueryConfig<kHeadDim>::kThreads,
                                   QueryConfig<kHeadDim>::kMinBlocks)
-    dq_kernel(const __grid_constant__ Problem problem, float* g_delta, bool vector_access) {
+    dq_kernel(const __grid_constant__ Call problem, float* g_delta, bool vector_access) {
   dq_block<Element, QueryConfig<kHeadDim>>(problem, g_delta, vector_access);
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, class Call>
 __global__ void __launch_bounds__(KeyConfig<kHeadDim>::kThreads, KeyConfig<kHeadDim>::kMinBlocks)
-    dkv_kernel(const __grid_constant__ Problem problem, const float* g_delta, bool vector_access) {
+    dkv_kernel(const __grid_constant__ Call problem, const float* g_delta, bool vector_access) {
   dkv_block<Element, KeyConfig<kHeadDim>>(problem, g_delta, vector_access);
 }
 
 // ---- host side ------------------------------------------------------------------------------------
 
+template <class Element, int kHeadDim, class Call>
+Status load_kernels(const char* name) {
+  CUFLASH_TRY(device::load_kernel(dq_kernel<Element, kHeadDim, Call>, name, kQueryBytes<kHeadDim>));
+  return device::load_kernel(dkv_kernel<Element, kHeadDim, Call>, name, kKeyBytes<kHeadDim>);
+}
+
 template <class Element, int kHeadDim>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    CUFLASH_TRY(device::load_kernel(dq_kernel<Element, kHeadDim>, name, kQueryBytes<kHeadDim>));
-    return device::load_kernel(dkv_kernel<Element, kHeadDim>, name, kKeyBytes<kHeadDim>);
+    CUFLASH_TRY((load_kernels<Element, kHeadDim, Problem>(name)));
+    return load_kernels<Element, kHeadDim, FullProblem>(name);
   });
+}
+
+template <class Element, int kHeadDim, class Call>
+Status launch_passes(const char* name, const Call& problem, const LaunchContext& context) {
+  using Queries = QueryConfig<kHeadDim>;
+  using Keys = KeyConfig<kHeadDim>;
+  const int64_t query_tiles = ceil_div(problem.len_q, Queries::kTileM);
+  const int64_t key_tiles = ceil_div(problem.len_k, Keys::kTileM);
+  const bool vector_access =
+      problem.aligned16 && problem.head_dim % 4 == 0 && value_dim(problem) % 4 == 0;
+  auto* g_delta = static_cast<float*>(context.workspace);
+  CUFLASH_TRY(device::launch(
+      dq_kernel<Element, kHeadDim, Call>, name,
+      {query_tiles * problem.batch * problem.heads_q, Queries::kThreads, kQueryBytes<kHeadDim>},
+      context.stream, problem, g_delta, vector_access));
+  return device::launch(
+      dkv_kernel<Element, kHeadDim, Call>, name,
+      {key_tiles * problem.batch * problem.heads_kv, Keys::kThreads, kKeyBytes<kHeadDim>},
+      context.stream, problem, g_delta, vector_access);
 }
 
 template <class Element, int kHeadDim>
 Status launch(const char* name, const Problem& problem, const LaunchContext& context) {
-  using Queries = QueryConfig<kHeadDim>;
-  using Keys = KeyConfig<kHeadDim>;
   CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
-  const int64_t query_tiles = ceil_div(problem.len_q, Queries::kTileM);
-  const int64_t key_tiles = ceil_div(problem.len_k, Keys::kTileM);
-  const bool vector_access = problem.aligned16 && problem.head_dim % 4 == 0;
-  auto* g_delta = static_cast<float*>(context.workspace);
-  CUFLASH_TRY(device::launch(
-      dq_kernel<Element, kHeadDim>, name,
-      {query_tiles * problem.batch * problem.heads_q, Queries::kThreads, kQueryBytes<kHeadDim>},
-      context.stream, problem, g_delta, vector_access));
-  return device::launch(
-      dkv_kernel<Element, kHeadDim>, name,
-      {key_tiles * problem.batch * problem.heads_kv, Keys::kThreads, kKeyBytes<kHeadDim>},
-      context.stream, problem, g_delta, vector_access);
+  if (problem.features == nullptr) return launch_passes<Element, kHeadDim>(name, problem, context);
+  return launch_passes<Element, kHeadDim>(name, FullProblem(problem), context);
 }
 
 }  // namespace cuflash::backward_scalar

@@ -30,9 +30,14 @@ CUFLASH_BACKWARD_SCALAR_ROWS(CUFLASH_DECLARE)
 
 namespace {
 
+// All but the gradients of the bias and of the sinks.
+constexpr uint32_t kTaken = kRaggedBatches | kSoftcap | kAlibi | kBias | kSinks | kDropout |
+                            kOwnValueDim | kWideOutputs | kAccumulation | kDelta | kLseGradient;
+
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, kTaken>(problem)));
+  CUFLASH_REFUSE(refuse_modifier_gradients(problem));
   CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
   CUFLASH_REFUSE(refuse_more_tiles(problem.batch * problem.heads_q, problem.len_q,
                                    QueryConfig<kHeadDim>::kTileM));

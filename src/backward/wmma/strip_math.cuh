@@ -8,6 +8,7 @@
 #pragma once
 
 #include "attention/base2_softmax.cuh"
+#include "attention/tile_gradients.hpp"
 #include "backward/wmma/config.hpp"
 #include "device/element_places.cuh"
 #include "device/ptx/ex2.cuh"
@@ -79,17 +80,56 @@ __device__ void store_weights(float* s_p, Element* s_factors, const Accumulator 
   }
 }
 
+// Both at once where modifies_pairs(): pair(fragment, element, product) of those seen. What the gradients' warp gets is
+// P * derivative, negative where the weight is dropped; in the factors of the own product it is P * kept.
+template <int kLd, int kCount, class Element, class Lse, class Seen, class Pair>
+__device__ void make_modified_weights(float* s_p, Element* s_factors,
+                                      Accumulator (&product)[kCount],
+                                      const device::ElementPlaces& places, Lse lse, Seen seen,
+                                      Pair pair) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    Accumulator weights;
+#pragma unroll
+    for (int e = 0; e < Accumulator::num_elements; ++e) {
+      float weight = 0, signed_p = 0;
+      if (seen(n, e)) {
+        const PairScore score = pair(n, e, product[n].x[e]);
+        const float p = weight_of(score.score, lse(n, e), kLog2E);
+        weight = p * score.kept;
+        signed_p = score.kept == 0.0f ? -p * score.derivative : p * score.derivative;
+      }
+      weights.x[e] = weight;
+      product[n].x[e] = signed_p;
+    }
+    __syncwarp();  // SAFETY: lanes whose pairs are hidden have waited for the others.
+    wmma::store_matrix_sync(s_p + n * kFragment, product[n], kLd, wmma::mem_row_major);
+    if (s_factors != nullptr)
+      device::store_rounded<kLd>(s_factors + n * kFragment, weights, places);
+  }
+}
+
+// dS of a pair, from what the weights' warp made of P. `kept` is the factor of weights that are not dropped.
+template <class Call>
+__device__ __forceinline__ float score_gradient(float p, float kept, float d_p, float delta) {
+  if constexpr (!kHasFeatures<Call>) return p * (d_p - delta);
+  // Where P = 0, delta may be anything: it has the gradient of LSE in it, also of a row without keys.
+  return p == 0.0f ? 0.0f : fabsf(p) * ((p < 0.0f ? 0.0f : kept * d_p) - delta);
+}
+
 // dS from P in s_p and the product dO V^T, to s_factors; delta(fragment, element) of the element's query.
-template <int kLd, int kCount, class Element, class Delta>
+template <class Call, int kLd, int kCount, class Element, class Delta>
 __device__ void store_score_gradients(Element* s_factors, const float* s_p,
                                       const Accumulator (&d_p)[kCount],
-                                      const device::ElementPlaces& places, Delta delta) {
+                                      const device::ElementPlaces& places, float kept,
+                                      Delta delta) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n) {
     Accumulator d_s;
     wmma::load_matrix_sync(d_s, s_p + n * kFragment, kLd, wmma::mem_row_major);
 #pragma unroll
-    for (int e = 0; e < Accumulator::num_elements; ++e) d_s.x[e] *= d_p[n].x[e] - delta(n, e);
+    for (int e = 0; e < Accumulator::num_elements; ++e)
+      d_s.x[e] = score_gradient<Call>(d_s.x[e], kept, d_p[n].x[e], delta(n, e));
     device::store_rounded<kLd>(s_factors + n * kFragment, d_s, places);
   }
 }

@@ -31,9 +31,14 @@ CUFLASH_BACKWARD_WMMA_ROWS(CUFLASH_DECLARE)
 
 namespace {
 
+// Not the gradients of the bias and of the sinks. Gradients are written in the inputs' type and once.
+constexpr uint32_t kTaken = kRaggedBatches | kSoftcap | kAlibi | kBias | kSinks | kDropout |
+                            kOwnValueDim | kDelta | kLseGradient;
+
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim>(problem)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, kTaken>(problem)));
+  CUFLASH_REFUSE(refuse_modifier_gradients(problem));
   CUFLASH_REFUSE(refuse_without_wmma<kDtype>(capabilities));
   CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
   CUFLASH_REFUSE(refuse_more_tiles(problem.batch * problem.heads_q, problem.len_q, kTileRows));
