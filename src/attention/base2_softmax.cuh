@@ -21,4 +21,10 @@ __device__ __forceinline__ float rescale_factor(float m_old, float m_new, float 
   return m_old == m_new ? 1.0f : weight_of(m_old, m_new, scale_log2);
 }
 
+// ln of the sum of e^score, of which m is the greatest, with `factor`, and l the sum of e^(score - m). Rounded in the
+// middle: a compiler may contract this or not, and two kernels from one source would differ in the last bit.
+__device__ __forceinline__ float lse_of(float m, float factor, float l) {
+  return l == 0.0f ? negative_infinity() : __fadd_rn(__fmul_rn(m, factor), logf(l));
+}
+
 }  // namespace cuflash

@@ -19,6 +19,10 @@ CUFLASH_HOST_DEVICE Sequence sequence_of(const Problem& p, int64_t b) {
   return {b, 0, p.len_q, 0, p.keys_of(b)};
 }
 
+CUFLASH_HOST_DEVICE bool is_ragged(const FullProblem& p) {
+  return (p.f.used & kRaggedBatches) != 0;
+}
+
 // Whether a score is more than its scaled product, or a weight more than its power. Where not, a call with features is as
 // fast as one without.
 CUFLASH_HOST_DEVICE bool modifies_scores(const Problem&) { return false; }

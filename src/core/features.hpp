@@ -138,5 +138,8 @@ CUFLASH_HOST_DEVICE RowExtents key_extents(const Problem& p, const Ragged& ragge
 inline RowExtents query_extents(const Problem& p) {
   return query_extents(p, p.features != nullptr ? p.features->ragged : Ragged{});
 }
+inline RowExtents key_extents(const Problem& p) {
+  return key_extents(p, p.features != nullptr ? p.features->ragged : Ragged{});
+}
 
 }  // namespace cuflash

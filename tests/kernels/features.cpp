@@ -229,6 +229,7 @@ TEST_P(RaggedProperty, P29_P30_SequencesAsCallsOfTheirOwn) {
                                   [&](auto, auto h, auto r, auto ch) { return t.at(b, h, r, ch); });
             };
             const int64_t sq = one.shape.len_q, sk = one.shape.len_k;
+            if (sq == 0 || sk == 0) one.kernel.clear();  // some kernels leave nothing to others
             Inputs own;
             own.q = part(inputs.q, sq), own.k = part(inputs.k, sk), own.v = part(inputs.v, sk);
             const bool backward = operation == Operation::kBackward;

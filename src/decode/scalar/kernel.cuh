@@ -368,7 +368,7 @@ __device__ __forceinline__ void decode_block(const Call& problem, const MergePro
         target.o[channel] = Element(o * inverse);
     }
     if (target.lse != nullptr && threadIdx.x == 0)
-      *target.lse = empty ? negative_infinity() : m * factor_of_scores(problem) + logf(l);
+      *target.lse = lse_of(m, factor_of_scores(problem), l);
   }
 }
 

@@ -347,8 +347,7 @@ __device__ void decode_block(const Call& problem, const MergeProblem& parts, boo
     s_warp.row_factors[own_row] = empty ? 0.0f : weight_of(state.m, m, scale_log2) / l;
   if (warp == 0 && lane % 2 == 0 && own_row < tile.rows) {
     float* g_lse = decode::target_of<Element>(problem, parts, tile, own_row).lse;
-    if (g_lse != nullptr)
-      *g_lse = empty ? negative_infinity() : m * factor_of_scores(problem) + logf(l);
+    if (g_lse != nullptr) *g_lse = lse_of(m, factor_of_scores(problem), l);
   }
   __syncwarp();  // SAFETY: the factors are written.
   device::scale_rows(o, s_warp.row_factors, element_rows);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "device/wgmma_tile.hpp"
 
@@ -63,8 +62,8 @@ struct KernelConfig {
   static constexpr int kStages = kTile.stages;
   static constexpr int kBlocks = kTile.blocks;
   static constexpr int kThreads = (1 + kConsumers) * 128;
-  // O has a place of its own where there is room, and the next Q arrives while O leaves; else O takes the place of Q.
-  static constexpr bool kOInQ = kHeadDim > 128;
+  // A second place for Q where there is room: the next tile's arrives while this one's is still read.
+  static constexpr int kQPlaces = kHeadDim > 128 ? 1 : 2;
 
   static constexpr Registers kRegisters = registers_of(kConsumers, kBlocks);
   static_assert(128 * kBlocks * (kRegisters.of_producer + kConsumers * kRegisters.of_consumer) <=
@@ -79,18 +78,20 @@ struct SharedStorage {
   using QTile = Element[Config::kPanels][Config::kTileM][device::kPanelColumns];
   using KvTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
 
-  struct Nothing {};
-
-  QTile q;
+  QTile q[Config::kQPlaces];
   KvTile k[Config::kStages];
   KvTile v[Config::kStages];
-  std::conditional_t<Config::kOInQ, Nothing, QTile> o;
-  uint64_t q_full, q_free;
+  uint64_t q_full[Config::kQPlaces], q_free[Config::kQPlaces];
   uint64_t k_full[Config::kStages], k_free[Config::kStages];
   uint64_t v_full[Config::kStages], v_free[Config::kStages];
 };
 
 template <class Config>
 constexpr int kSharedBytes = sizeof(SharedStorage<Config, uint16_t>);
+
+// A call with features has room behind that for where the tiles of each sequence begin.
+constexpr int kMaxSequences = 512;
+template <class Config>
+constexpr int kSharedBytesOfRagged = kSharedBytes<Config> + 4 * (kMaxSequences + 1);
 
 }  // namespace cuflash::forward_wgmma

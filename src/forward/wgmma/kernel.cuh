@@ -28,12 +28,14 @@
 
 #include "attention/base2_softmax.cuh"
 #include "attention/key_range.hpp"
+#include "attention/tile_rows.hpp"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
 #include "device/once_per_device.hpp"
 #include "device/packed16.cuh"
 #include "device/ptx/ex2.cuh"
 #include "device/ptx/mbarrier.cuh"
+#include "device/ptx/rcp.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warpgroup.cuh"
 #include "device/ptx/wgmma.cuh"
@@ -50,7 +52,7 @@ using bf16 = __nv_bfloat16;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 struct TensorMaps {
-  CUtensorMap q, k, v, o;
+  CUtensorMap q, k, v;
 };
 
 // Tiles of O in the order in which they are begun. Heads come in sections whose K and V fit L2 together; within a section
@@ -77,19 +79,93 @@ __device__ void for_each_tile(const TileOrder& order, F f) {
   }
 }
 
+// Of ragged batches each sequence has tiles of its own number, and only the device knows: s_first_tiles[b] becomes the
+// number of tiles of rows before sequence b, for b up to the batch. By the whole block. Sequences follow one another,
+// their heads innermost.
+template <class Config>
+__device__ TileOrder find_order(const FullProblem& problem, uint32_t* s_first_tiles) {
+  const auto batch = static_cast<uint32_t>(problem.batch);
+  for (uint32_t b = threadIdx.x; b < batch; b += Config::kThreads)
+    s_first_tiles[b + 1] =
+        static_cast<uint32_t>(ceil_div(sequence_of(problem, b).len_q, Config::kTileM));
+  __syncthreads();  // SAFETY: the counts are there.
+  if (threadIdx.x < 32) {
+    // Each lane has a run of sequences.
+    const uint32_t run = (batch + 31) / 32, begin = min(threadIdx.x * run, batch),
+                   end = min(begin + run, batch);
+    uint32_t sum = 0;
+    for (uint32_t b = begin; b < end; ++b) sum += s_first_tiles[b + 1];
+    uint32_t before = sum;
+    for (uint32_t offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
+      if (threadIdx.x >= offset) before += other;
+    }
+    before -= sum;
+    for (uint32_t b = begin; b < end; ++b) s_first_tiles[b + 1] = before += s_first_tiles[b + 1];
+    if (threadIdx.x == 0) s_first_tiles[0] = 0;
+  }
+  __syncthreads();  // SAFETY: the sums are there.
+  const uint32_t tiles = s_first_tiles[batch] * static_cast<uint32_t>(problem.heads_q);
+  return {tiles, 1, tiles};
+}
+
 // ---- a tile's work --------------------------------------------------------------------------------
 
 struct Work {
   int b, head, head_kv;
+  Sequence sequence;
   int64_t tile_row;
   TileRange keys;
   int64_t shift;
   int num_tiles;  // of keys
 };
 
-template <class Config>
-__device__ Work find_work(const Problem& problem, const TileOrder& order, uint32_t tile) {
+template <class Config, class Call>
+__device__ Work work_of(const Call& problem, uint32_t b, uint32_t head, uint32_t m_tile) {
+  Work work;
+  work.b = static_cast<int>(b);
+  work.head = static_cast<int>(head);
+  work.head_kv = static_cast<int>(problem.head_kv(work.head));
+  if constexpr (kHasFeatures<Call>)
+    work.sequence = sequence_of(problem, b);
+  else
+    work.sequence = {work.b, 0, problem.len_q, 0, problem.len_k};
+  const Sequence& s = work.sequence;
+  work.tile_row = int64_t{m_tile} * Config::kTileM;
+  work.shift = centre_shift(problem.mask, work.b, s.len_q, s.len_k);
+  work.keys = tile_keys(problem.mask, work.shift, work.tile_row,
+                        min64(work.tile_row + Config::kTileM, s.len_q), s.len_k);
+  work.num_tiles =
+      static_cast<int>(ceil_div(work.keys.any.end - work.keys.any.begin, Config::kTileN));
+  return work;
+}
+
+// The work's sequence, found anew where that takes fewer registers than to keep it.
+__device__ inline Sequence sequence_again(const Problem&, const Work& work) {
+  return work.sequence;
+}
+__device__ inline Sequence sequence_again(const FullProblem& problem, const Work& work) {
+  return sequence_of(problem, work.b);
+}
+
+template <class Config, class Call>
+__device__ Work find_work(const Call& problem, const TileOrder& order,
+                          const uint32_t* s_first_tiles, uint32_t tile) {
   const auto heads_q = static_cast<uint32_t>(problem.heads_q);
+  if constexpr (kHasFeatures<Call>) {
+    if (is_ragged(problem)) {
+      const uint32_t row_tile = tile / heads_q;
+      uint32_t b = 0, above = static_cast<uint32_t>(problem.batch);
+      while (above - b > 1) {  // s_first_tiles[b] <= row_tile < s_first_tiles[above]
+        const uint32_t middle = (b + above) / 2;
+        if (s_first_tiles[middle] <= row_tile)
+          b = middle;
+        else
+          above = middle;
+      }
+      return work_of<Config>(problem, b, tile % heads_q, s_first_tiles[b + 1] - 1 - row_tile);
+    }
+  }
   const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
   const uint32_t section = tile / (order.m_tiles * order.section_heads);
   const uint32_t in_section = tile % (order.m_tiles * order.section_heads);
@@ -97,18 +173,7 @@ __device__ Work find_work(const Problem& problem, const TileOrder& order, uint32
   const uint32_t width = min(order.section_heads, heads - first_head);
   const uint32_t m_tile = order.m_tiles - 1 - in_section / width;
   const uint32_t head = first_head + in_section % width;
-
-  Work work;
-  work.b = static_cast<int>(head / heads_q);
-  work.head = static_cast<int>(head % heads_q);
-  work.head_kv = static_cast<int>(problem.head_kv(work.head));
-  work.tile_row = int64_t{m_tile} * Config::kTileM;
-  work.shift = centre_shift(problem.mask, work.b, problem.len_q, problem.len_k);
-  work.keys = tile_keys(problem.mask, work.shift, work.tile_row,
-                        min64(work.tile_row + Config::kTileM, problem.len_q), problem.len_k);
-  work.num_tiles =
-      static_cast<int>(ceil_div(work.keys.any.end - work.keys.any.begin, Config::kTileN));
-  return work;
+  return work_of<Config>(problem, head / heads_q, head % heads_q, m_tile);
 }
 
 // ---- shared memory --------------------------------------------------------------------------------
@@ -143,9 +208,8 @@ struct Shared {
   using Storage = SharedStorage<Config, Element>;
   using KvRing = Ring<Config::kStages, sizeof(typename Storage::KvTile)>;
 
-  Ring<1, sizeof(typename Storage::QTile)> q;
+  Ring<Config::kQPlaces, sizeof(typename Storage::QTile)> q;
   KvRing k, v;
-  uint32_t s_o;
 
   // The base is the same in all lanes, and the compiler may know: addresses and descriptors then live in uniform
   // registers.
@@ -157,16 +221,16 @@ struct Shared {
   __device__ explicit Shared(uint32_t base)
       : q{CUFLASH_AT(q), CUFLASH_AT(q_full), CUFLASH_AT(q_free)},
         k{CUFLASH_AT(k), CUFLASH_AT(k_full), CUFLASH_AT(k_free)},
-        v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)},
-        s_o(Config::kOInQ ? CUFLASH_AT(q) : CUFLASH_AT(o)) {}
+        v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)} {}
 #undef CUFLASH_AT
 };
 
 // ---- producer -------------------------------------------------------------------------------------
 
-template <class Config, class Element>
-__device__ void produce(const Shared<Config, Element>& shared, const Problem& problem,
-                        const TensorMaps& maps, const TileOrder& order) {
+template <class Config, class Element, class Call>
+__device__ void produce(const Shared<Config, Element>& shared, const Call& problem,
+                        const TensorMaps& maps, const TileOrder& order,
+                        const uint32_t* s_first_tiles) {
   const auto load = [&](const auto& ring, uint32_t n, const CUtensorMap& map, int rows,
                         int64_t first_row, int head, int b) {
     ring.begin(n);
@@ -177,14 +241,16 @@ __device__ void produce(const Shared<Config, Element>& shared, const Problem& pr
   };
   uint32_t q_tile = 0, kv_tile = 0;
   for_each_tile(order, [&](uint32_t tile) {
-    const Work work = find_work<Config>(problem, order, tile);
+    const Work work = find_work<Config>(problem, order, s_first_tiles, tile);
     const auto load_keys = [&](const auto& ring, const CUtensorMap& map, int i) {
       load(ring, kv_tile + i, map, Config::kTileN,
-           work.keys.any.begin + int64_t{i} * Config::kTileN, work.head_kv, work.b);
+           work.sequence.first_k + work.keys.any.begin + int64_t{i} * Config::kTileN, work.head_kv,
+           work.b);
     };
     // The first K before Q, whose place may be free last.
     if (work.num_tiles > 0) load_keys(shared.k, maps.k, 0);
-    load(shared.q, q_tile++, maps.q, Config::kTileM, work.tile_row, work.head, work.b);
+    load(shared.q, q_tile++, maps.q, Config::kTileM, work.sequence.first_q + work.tile_row,
+         work.head, work.b);
     for (int i = 0; i < work.num_tiles; ++i) {
       if (i > 0) load_keys(shared.k, maps.k, i);
       load_keys(shared.v, maps.v, i);
@@ -248,6 +314,46 @@ __device__ void mask_scores(float (&scores)[kCount], const int (&begin)[2], cons
   }
 }
 
+// Finishes scores that are more than scaled products; `centre` is that of the first row, in columns from the thread's first.
+template <int kCount>
+__device__ void modify_scores(float (&scores)[kCount], const FullProblem& p, int b, int head,
+                              float centre) {
+  if (p.f.score.softcap > 0) {
+    // cap * tanh(x) = cap - 2 cap / (e^2x + 1), off by 2^-23 of the cap: the table takes no large ones.
+    const float cap = p.f.score.softcap;
+    const float to_exponent = 2 * kLog2E * p.scale / cap;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      scores[i] = fmaf(-2 * cap,
+                       ptx::rcp_approx_ftz(ptx::ex2_approx_ftz(scores[i] * to_exponent) + 1), cap);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = rounded_product(p.scale, scores[i]);
+  }
+  if (p.f.score.slopes.data != nullptr) {
+    const float slope = p.f.score.slopes.load(b * p.f.score.slopes_batch_stride + head);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      constexpr int kRowStep = 8;  // the second row's centre is as far on
+      const auto column = static_cast<float>(8 * (i / 4) + i % 2 - kRowStep * (i / 2 % 2));
+      scores[i] = fmaf(-slope, fabsf(centre - column), scores[i]);
+    }
+  }
+}
+
+// Zeros from row `valid` of a tile of V on: what follows a sequence may be NaN, which a weight of 0 does not stop. Each
+// consumer does it for itself; the others write the same.
+template <class Config>
+__device__ void clear_rows(uint32_t s_tile, int valid, unsigned thread) {
+  constexpr int kChunks = Config::kPanels * device::kPanelRowBytes / 16;
+  for (int i = valid * kChunks + static_cast<int>(thread); i < Config::kTileN * kChunks; i += 128) {
+    const int row = i / kChunks, panel = i % kChunks / 8, chunk = i % 8;
+    const uint32_t address =
+        s_tile + (panel * Config::kTileN + row) * device::kPanelRowBytes + chunk * 16;
+    *static_cast<uint4*>(__cvta_shared_to_generic(address)) = make_uint4(0, 0, 0, 0);
+  }
+}
+
 template <int kCount>
 __device__ void scale_rows(float (&o)[kCount], const float (&factor)[2]) {
 #pragma unroll
@@ -301,8 +407,8 @@ __device__ uint32_t weigh(const float (&scores)[kCount], float scale_log2, RowSt
 }
 
 // The weights of a tile after m was raised to the greatest score so far in the rows that a lane asks for. The other rows
-// get the bits that weigh() gave them: a row does not depend on its neighbours.
-template <class Element, int kCount, int kSteps, int kCountO>
+// get the bits that weigh() gave them: a row does not depend on its neighbours. In the first tile O is 0.
+template <class Element, bool kFirst, int kCount, int kSteps, int kCountO>
 __device__ void weigh_under_new_maximum(const float (&scores)[kCount], float scale_log2,
                                         uint32_t asks, RowStates& state, uint32_t (&p)[kSteps][4],
                                         float (&o)[kCountO]) {
@@ -326,32 +432,72 @@ __device__ void weigh_under_new_maximum(const float (&scores)[kCount], float sca
     near[row] = fabsf(state.offset[row]) < kNear;
   }
   float sum[2];
-  exponentiate<Element>(
-      scores,
-      [&](float x, int row) {
-        return near[row] ? fmaf(x, scale_log2, state.offset[row]) : (x - used[row]) * scale_log2;
-      },
-      p, sum);
+  if (__all_sync(kFullWarp, near[0] && near[1]))
+    exponentiate<Element>(
+        scores, [&](float x, int row) { return fmaf(x, scale_log2, state.offset[row]); }, p, sum);
+  else
+    exponentiate<Element>(
+        scores,
+        [&](float x, int row) {
+          return near[row] ? fmaf(x, scale_log2, state.offset[row]) : (x - used[row]) * scale_log2;
+        },
+        p, sum);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     state.l[row] = state.l[row] * factor[row] + sum[row];
     if (!near[row] || state.m[row] == negative_infinity())
       state.offset[row] = bits_float(0x7fffffff);
   }
-  scale_rows(o, factor);
+  if (!kFirst) scale_rows(o, factor);
+}
+
+// O from registers to global memory: rows `row` and `row` + 8 of the sequence, where there are such. A thread's columns 2t
+// and 2t + 1 of four blocks of 8 become, between the lanes of its quad, all 8 columns of block t: 16 bytes to store.
+template <class Config, class Element, class Call, int kCount>
+__device__ void store_rows(const float (&o)[kCount], const Call& problem, int b, int head,
+                           int64_t first_q, int64_t len_q, int64_t row, unsigned lane_in_quad) {
+  const int blocks = static_cast<int>(problem.head_dim) / 8;
+  const bool odd = lane_in_quad % 2 != 0, high = lane_in_quad / 2 != 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    Element* g_row = problem.o.template row<Element>(b, head, first_q + row + 8 * r);
+    const bool valid = row + 8 * r < len_q;
+#pragma unroll
+    for (int first = 0; first < kCount / 4; first += 4) {
+      uint32_t x[4];  // of block first + i
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = device::pack16<Element>(o[4 * (first + i) + 2 * r], o[4 * (first + i) + 2 * r + 1]);
+        // A transpose of four by four words: blocks of two by two words first.
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t other = __shfl_xor_sync(kFullWarp, high ? x[i] : x[i + 2], 2);
+        (high ? x[i] : x[i + 2]) = other;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const uint32_t other = __shfl_xor_sync(kFullWarp, odd ? x[i] : x[i + 1], 1);
+        (odd ? x[i] : x[i + 1]) = other;
+      }
+      const int block = first + static_cast<int>(lane_in_quad);
+      if (valid && block < blocks)
+        reinterpret_cast<uint4*>(g_row)[block] = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+  }
 }
 
 // The named barriers that let consumers issue their products in turn.
-enum NamedBarrier : uint32_t { kBarStore = 1, kBarTurn = 4 };
+enum NamedBarrier : uint32_t { kBarClear = 1, kBarTurn = 4 };
 
-template <class Config, class Element>
-__device__ void consume(const Shared<Config, Element>& shared, const Problem& problem,
-                        const TensorMaps& maps, const TileOrder& order, unsigned consumer) {
+template <class Config, class Element, class Call>
+__device__ void consume(const Shared<Config, Element>& shared, const Call& problem,
+                        const TensorMaps& maps, const TileOrder& order,
+                        const uint32_t* s_first_tiles, unsigned consumer) {
   constexpr int kTileN = Config::kTileN;
   const unsigned thread = threadIdx.x % 128;
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
   // Never 0: a masked score of -inf stays -inf.
-  const float scale_log2 = fmaxf(problem.scale * kLog2E, 1.4e-45f);
+  const float scale_log2 = fmaxf(factor_of_scores(problem) * kLog2E, 1.4e-45f);
   const auto take_turn = [&] {
     if (Config::kConsumers > 1) ptx::named_barrier_sync(kBarTurn + consumer, 256);
   };
@@ -370,9 +516,17 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
   if (consumer == Config::kConsumers - 1) pass_turn();
   uint32_t q_tile = 0, kv_tile = 0;
   for_each_tile(order, [&](uint32_t tile) {
-    const Work work = find_work<Config>(problem, order, tile);
+    const Work work = find_work<Config>(problem, order, s_first_tiles, tile);
     float o[Config::kHeadDim / 2] = {};
     RowStates state;
+    if constexpr (kHasFeatures<Call>) {
+      const float sink = sink_of(problem, work.head);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        state.m[r] = sink;
+        state.l[r] = sink != negative_infinity() && lane_in_quad == 0 ? 1.0f : 0.0f;
+      }
+    }
     shared.q.wait_full(q_tile);
     if (work.num_tiles > 0) {
       const uint32_t s_q = shared.q.tile(q_tile) + rows_offset;
@@ -385,18 +539,32 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
       };
       const int seen_by_all_begin = from_first(work.keys.all.begin),
                 seen_by_all_end = from_first(work.keys.all.end);
-      const auto mask = [&](int i) {
-        const int key = i * kTileN;
-        if (key >= seen_by_all_begin && seen_by_all_end - key >= kTileN) return;
-        int begin[2], end[2];
+      const auto find_bounds = [&](int(&begin)[2], int(&end)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Range seen = visible_keys(problem.mask, work.shift,
-                                          work.tile_row + row_in_tile + 8 * r, problem.len_k);
+                                          work.tile_row + row_in_tile + 8 * r, work.sequence.len_k);
           begin[r] = from_first(seen.begin);
           end[r] = from_first(seen.end);
         }
-        mask_scores(scores, begin, end, key + 2 * static_cast<int>(lane_in_quad));
+      };
+      // With features what the rows see is found once: it would take more registers to find it from.
+      int row_begin[2], row_end[2];
+      float centre = 0;  // of the first row, in columns from this thread's first
+      if constexpr (kHasFeatures<Call>) {
+        find_bounds(row_begin, row_end);
+        centre = static_cast<float>(work.tile_row + row_in_tile + work.shift - work.keys.any.begin -
+                                    2 * lane_in_quad);
+      }
+      const auto mask = [&](int i) {
+        const int key = i * kTileN;
+        if constexpr (kHasFeatures<Call>) {
+          if (modifies_scores(problem))
+            modify_scores(scores, problem, work.b, work.head, centre - static_cast<float>(key));
+        }
+        if (key >= seen_by_all_begin && seen_by_all_end - key >= kTileN) return;
+        if constexpr (!kHasFeatures<Call>) find_bounds(row_begin, row_end);
+        mask_scores(scores, row_begin, row_end, key + 2 * static_cast<int>(lane_in_quad));
       };
 
       shared.k.wait_full(kv_tile);
@@ -408,7 +576,7 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
       release(shared.k, kv_tile);
       mask(0);
       constexpr uint32_t kBothRows = 3;
-      weigh_under_new_maximum<Element>(scores, scale_log2, kBothRows, state, p, o);
+      weigh_under_new_maximum<Element, true>(scores, scale_log2, kBothRows, state, p, o);
 
 #pragma unroll 1
       for (int i = 1; i < work.num_tiles; ++i) {
@@ -426,20 +594,32 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
         mask(i);
         bool done;
         const uint32_t asks = weigh<Element>(scores, scale_log2, state, p, &done);
-        if (!done) weigh_under_new_maximum<Element>(scores, scale_log2, asks, state, p, o);
+        if (!done) weigh_under_new_maximum<Element, false>(scores, scale_log2, asks, state, p, o);
       }
-      if (!Config::kOInQ) release(shared.q, q_tile);
+      release(shared.q, q_tile);
       shared.v.wait_full(kv_tile);
+      if constexpr (kHasFeatures<Call>) {
+        const int last = (work.num_tiles - 1) * kTileN;
+        const int valid = static_cast<int>(work.keys.any.end - work.keys.any.begin) - last;
+        if (valid < kTileN) {
+          clear_rows<Config>(shared.v.tile(kv_tile), valid, thread);
+          ptx::fence_async_shared();
+          // SAFETY: the rows are cleared before products read them.
+          ptx::named_barrier_sync(kBarClear + consumer, 128);
+        }
+      }
       ptx::wgmma_fence();
       issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile));
       ptx::wgmma_wait<0>();
       release(shared.v, kv_tile);
       ++kv_tile;
-    } else if (!Config::kOInQ) {
+    } else {
       release(shared.q, q_tile);
     }
+    ++q_tile;
 
     // ---- output
+    const Sequence sequence = sequence_again(problem, work);
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -447,54 +627,22 @@ __device__ void consume(const Shared<Config, Element>& shared, const Problem& pr
       const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
       inverse[r] = empty ? 0.0f : 1.0f / l;
       const int64_t row = work.tile_row + row_in_tile + 8 * r;
-      if (lane_in_quad == 0 && problem.lse.data != nullptr && row < problem.len_q)
-        *problem.lse.at(work.b, work.head, row) =
-            empty ? negative_infinity() : state.m[r] * problem.scale + logf(l);
+      if (lane_in_quad == 0 && problem.lse.data != nullptr && row < sequence.len_q)
+        *problem.lse.at(work.b, work.head, sequence.first_q + row) =
+            lse_of(state.m[r], factor_of_scores(problem), l);
     }
     scale_rows(o, inverse);
-    const uint32_t s_o = shared.s_o + rows_offset;
-    if (!Config::kOInQ && thread == 0) ptx::tma_store_wait_read<0>();
-    ptx::named_barrier_sync(
-        kBarStore + consumer,
-        128);  // SAFETY: the last tile's copy, or products of Q, have read these rows.
-    const uint32_t s_row =
-        s_o + (16 * warp + lane % 8 + 8 * (lane / 8 % 2)) * device::kPanelRowBytes;
-#pragma unroll
-    for (int j = 0; j < Config::kHeadDim / 16; ++j) {
-      const uint32_t address =
-          s_row + j / 4 * Config::kTileM * device::kPanelRowBytes + (j % 4 * 2 + lane / 16) * 16;
-      ptx::stmatrix_x4(device::swizzle_128(address),
-                       device::pack16<Element>(o[8 * j], o[8 * j + 1]),
-                       device::pack16<Element>(o[8 * j + 2], o[8 * j + 3]),
-                       device::pack16<Element>(o[8 * j + 4], o[8 * j + 5]),
-                       device::pack16<Element>(o[8 * j + 6], o[8 * j + 7]));
-    }
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(kBarStore + consumer,
-                            128);  // SAFETY: all rows are written before the copy reads them.
-    const auto first_row =
-        static_cast<int32_t>(work.tile_row) + static_cast<int32_t>(consumer) * kWarpgroupRows;
-    if (thread == 0 && first_row < problem.len_q) {
-#pragma unroll
-      for (int panel = 0; panel < Config::kPanels; ++panel)
-        ptx::tma_store_4d(maps.o, s_o + panel * Config::kTileM * device::kPanelRowBytes,
-                          panel * device::kPanelColumns, first_row, work.head, work.b);
-      ptx::tma_store_commit();
-      if (Config::kOInQ) ptx::tma_store_wait_read<0>();
-    }
-    if (Config::kOInQ) release(shared.q, q_tile);
-    ++q_tile;
+    store_rows<Config, Element>(o, problem, work.b, work.head, sequence.first_q, sequence.len_q,
+                                work.tile_row + row_in_tile, lane_in_quad);
   });
-  // Shared memory must outlive the copies out of it.
-  if (thread == 0) ptx::tma_store_wait_read<0>();
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------
 
-template <class Element, class Config>
+template <class Element, class Config, class Call>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
-    forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ TensorMaps maps,
-                   const TileOrder order) {
+    forward_kernel(const __grid_constant__ Call problem, const __grid_constant__ TensorMaps maps,
+                   const TileOrder dense_order) {
   extern __shared__ __align__(1024) unsigned char s_memory[];
   const Shared<Config, Element> shared(s_memory);
   // The same in all lanes, and the compiler may know.
@@ -504,7 +652,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::tma_prefetch_map(maps.q);
     ptx::tma_prefetch_map(maps.k);
     ptx::tma_prefetch_map(maps.v);
-    ptx::tma_prefetch_map(maps.o);
     constexpr uint32_t kConsumerWarps = 4 * Config::kConsumers;
     shared.q.init(kConsumerWarps);
     shared.k.init(kConsumerWarps);
@@ -513,12 +660,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::fence_async_shared();
   }
   __syncthreads();  // SAFETY: the barriers are initialised.
+  TileOrder order = dense_order;
+  auto* s_first_tiles =
+      reinterpret_cast<uint32_t*>(s_memory + sizeof(SharedStorage<Config, Element>));
+  if constexpr (kHasFeatures<Call>) {
+    if (is_ragged(problem)) order = find_order<Config>(problem, s_first_tiles);
+  }
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kRegisters.of_producer>();
-    if (threadIdx.x == 0) produce(shared, problem, maps, order);
+    if (threadIdx.x == 0) produce(shared, problem, maps, order, s_first_tiles);
   } else {
     ptx::setmaxnreg_inc<Config::kRegisters.of_consumer>();
-    consume(shared, problem, maps, order, warpgroup - 1);
+    consume(shared, problem, maps, order, s_first_tiles, warpgroup - 1);
   }
 }
 
@@ -528,7 +681,10 @@ template <class Element, class Config>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    return device::load_kernel(forward_kernel<Element, Config>, name, kSharedBytes<Config>);
+    CUFLASH_TRY(
+        device::load_kernel(forward_kernel<Element, Config, Problem>, name, kSharedBytes<Config>));
+    return device::load_kernel(forward_kernel<Element, Config, FullProblem>, name,
+                               kSharedBytesOfRagged<Config>);
   });
 }
 
@@ -548,18 +704,23 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
   static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<Config>);
   CUFLASH_TRY((preload<Element, Config>(name, context.device)));
   const Problem& p = problem;
+  // Of packed tensors too there are `batch` entries: all of them are the first, at a stride of 0.
+  const int64_t rows_q = query_extents(p).rows, rows_k = key_extents(p).rows;
   TensorMaps maps;
-  CUFLASH_TRY(device::encode_tensor_map(p.q, p.batch, p.heads_q, p.len_q, p.head_dim,
-                                        Config::kTileM, &maps.q));
-  CUFLASH_TRY(device::encode_tensor_map(p.k, p.batch, p.heads_kv, p.len_k, p.head_dim,
+  CUFLASH_TRY(device::encode_tensor_map(p.q, p.batch, p.heads_q, rows_q, p.head_dim, Config::kTileM,
+                                        &maps.q));
+  CUFLASH_TRY(device::encode_tensor_map(p.k, p.batch, p.heads_kv, rows_k, p.head_dim,
                                         Config::kTileN, &maps.k));
-  CUFLASH_TRY(device::encode_tensor_map(p.v, p.batch, p.heads_kv, p.len_k, p.head_dim,
+  CUFLASH_TRY(device::encode_tensor_map(p.v, p.batch, p.heads_kv, rows_k, p.head_dim,
                                         Config::kTileN, &maps.v));
-  CUFLASH_TRY(device::encode_tensor_map(p.o, p.batch, p.heads_q, p.len_q, p.head_dim,
-                                        kWarpgroupRows, &maps.o));
-  return device::launch(forward_kernel<Element, Config>, name,
-                        {plan.blocks, Config::kThreads, kSharedBytes<Config>}, context.stream,
-                        problem, maps, tile_order(p, Config::kTileM));
+  device::LaunchShape shape{plan.blocks, Config::kThreads, kSharedBytes<Config>};
+  const TileOrder order = tile_order(p, Config::kTileM);
+  if (p.features == nullptr)
+    return device::launch(forward_kernel<Element, Config, Problem>, name, shape, context.stream, p,
+                          maps, order);
+  shape.shared_memory = kSharedBytesOfRagged<Config>;
+  return device::launch(forward_kernel<Element, Config, FullProblem>, name, shape, context.stream,
+                        FullProblem(p), maps, order);
 }
 
 }  // namespace cuflash::forward_wgmma

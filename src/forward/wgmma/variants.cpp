@@ -33,19 +33,31 @@ CUFLASH_FORWARD_WGMMA_ROWS(CUFLASH_DECLARE)
 
 namespace {
 
+constexpr uint32_t kTaken = kRaggedBatches | kSoftcap | kAlibi | kSinks;
+
 template <Dtype kDtype, class Config>
 Refusal accepts(const Variant&, const Problem& p, const Capabilities& capabilities) {
-  CUFLASH_REFUSE((refuse_other_problems<kDtype, Config::kHeadDim>(p)));
+  CUFLASH_REFUSE((refuse_other_problems<kDtype, Config::kHeadDim, kTaken>(p)));
   if (capabilities.arch != 90) return {"needs sm_90"};
-  CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<Config>>(capabilities));
+  CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytesOfRagged<Config>>(capabilities));
   if (p.head_dim % 8 != 0) return {"head_dim is not a multiple of 8"};
   if (!p.aligned16) return {"a pointer or stride of q, k, v or o is not a multiple of 16 bytes"};
-  if (p.len_q == 0 || p.len_k == 0) return {"there are no queries or no keys"};
-  if (!device::fits_tensor_map(p.q, p.batch, p.heads_q, p.len_q) ||
-      !device::fits_tensor_map(p.o, p.batch, p.heads_q, p.len_q) ||
-      !device::fits_tensor_map(p.k, p.batch, p.heads_kv, p.len_k) ||
-      !device::fits_tensor_map(p.v, p.batch, p.heads_kv, p.len_k))
+  const int64_t rows_q = query_extents(p).rows, rows_k = key_extents(p).rows;
+  if (min64(p.len_q, rows_q) == 0 || min64(p.len_k, rows_k) == 0)
+    return {"there are no queries or no keys"};
+  if (!device::fits_tensor_map(p.q, p.batch, p.heads_q, rows_q) ||
+      !device::fits_tensor_map(p.o, p.batch, p.heads_q, rows_q) ||
+      !device::fits_tensor_map(p.k, p.batch, p.heads_kv, rows_k) ||
+      !device::fits_tensor_map(p.v, p.batch, p.heads_kv, rows_k))
     return {"an extent near 2^31 or a stride of 2^40 bytes"};
+  if (p.features != nullptr) {
+    if ((p.features->used & kRaggedBatches) != 0 && p.batch > kMaxSequences)
+      return {"more than 512 sequences"};
+    static_assert(kMaxSequences == 512);
+    // The kernel's tanh is off by 2^-23 of the cap, which shows in weights where that is much.
+    constexpr float kMaxSoftcap = 256;
+    if (p.features->score.softcap > kMaxSoftcap) return {"softcap is above 256"};
+  }
   return refuse_more_tiles(p.batch * p.heads_q, p.len_q, Config::kTileM);
 }
 

@@ -251,8 +251,7 @@ __device__ void forward_block(const Call& problem, bool vector_access) {
       const int64_t row = strip_row + lane / 2;
       s_warp.row_factors[lane / 2] = empty ? 0.0f : factor_of_outputs(problem) / l;
       if (problem.lse.data != nullptr && row < sequence.len_q)
-        *problem.lse.at(b, head, sequence.first_q + row) =
-            empty ? negative_infinity() : m * factor_of_scores(problem) + logf(l);
+        *problem.lse.at(b, head, sequence.first_q + row) = lse_of(m, factor_of_scores(problem), l);
     }
     __syncwarp();  // SAFETY: the factors are written; store_rows ends with their being read.
     device::scale_rows(o[strip], s_warp.row_factors, element_rows);
