@@ -19,6 +19,7 @@ set(CUFLASH_VARIANTS
 foreach(_dtype f16 bf16)
   foreach(_dim 32 64 96 128 192 256)
     list(APPEND CUFLASH_VARIANTS
+      "fwd_mma_${_dtype}_d${_dim}|cuda|src/forward/mma/unit.cu.in|${_dtype},${_dim}"
       "fwd_wmma_${_dtype}_d${_dim}|cuda|src/forward/wmma/unit.cu.in|${_dtype},${_dim}"
       "bwd_wmma_${_dtype}_d${_dim}|cuda|src/backward/wmma/unit.cu.in|${_dtype},${_dim}")
   endforeach()

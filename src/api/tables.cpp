@@ -9,6 +9,7 @@
 #include "decode/reference/variants.hpp"
 #include "decode/scalar/variants.hpp"
 #include "decode/wmma/variants.hpp"
+#include "forward/mma/variants.hpp"
 #include "forward/reference/variants.hpp"
 #include "forward/scalar/variants.hpp"
 #include "forward/wgmma/variants.hpp"
@@ -19,9 +20,9 @@ namespace cuflash {
 VariantTables all_variants() {
   // Copied, not pointed to: the spans are constant-initialised in other units.
   static const VariantSpan spans[] = {
-      kForwardWgmma,    kForwardWmma,       kForwardScalar, kForwardReference, kBackwardWmma,
-      kBackwardScalar,  kBackwardReference, kDecodeWmma,    kDecodeScalar,     kDecodeReference,
-      kAppendReference, kCpuBlocked,        kCpuReference,
+      kForwardWgmma,    kForwardMma,      kForwardWmma,       kForwardScalar, kForwardReference,
+      kBackwardWmma,    kBackwardScalar,  kBackwardReference, kDecodeWmma,    kDecodeScalar,
+      kDecodeReference, kAppendReference, kCpuBlocked,        kCpuReference,
   };
   return {spans, sizeof spans / sizeof spans[0]};
 }

@@ -31,12 +31,18 @@ CUFLASH_HOST_DEVICE int64_t centre_shift(const Mask& mask, int64_t b, int64_t le
   return len_k - len_q;
 }
 
+// The keys that row `row` would see of an endless sequence; those of row + i lie i further on.
+CUFLASH_HOST_DEVICE Range uncut_keys(const Mask& mask, int64_t shift, int64_t row) {
+  const int64_t centre = row + shift;
+  return {centre - mask.left, centre + mask.right + 1};
+}
+
 // The keys that row `row` sees. Both ends never decrease from row to row, empty rows included.
 CUFLASH_HOST_DEVICE Range visible_keys(const Mask& mask, int64_t shift, int64_t row,
                                        int64_t len_k) {
-  const int64_t centre = row + shift;
-  const int64_t begin = clamp64(centre - mask.left, 0, len_k);
-  const int64_t end = clamp64(centre + mask.right + 1, 0, len_k);
+  const Range uncut = uncut_keys(mask, shift, row);
+  const int64_t begin = clamp64(uncut.begin, 0, len_k);
+  const int64_t end = clamp64(uncut.end, 0, len_k);
   return {begin, max64(begin, end)};
 }
 

@@ -23,7 +23,18 @@ __device__ __forceinline__ void cp_async_16_zfill(void* s_destination, const voi
 #endif
 }
 
-// The same for 4 bytes, through L1; both addresses are multiples of 4.
+// The same where there is no question.
+__device__ __forceinline__ void cp_async_16(void* s_destination, const void* g_source) {
+#if __CUDA_ARCH__ >= 800
+  const auto s_address = static_cast<uint32_t>(__cvta_generic_to_shared(s_destination));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(s_address), "l"(g_source)
+               : "memory");
+#else
+  *static_cast<uint4*>(s_destination) = *static_cast<const uint4*>(g_source);
+#endif
+}
+
+// cp_async_16_zfill for 4 bytes, through L1; both addresses are multiples of 4.
 __device__ __forceinline__ void cp_async_4_zfill(void* s_destination, const void* g_source,
                                                  bool valid) {
 #if __CUDA_ARCH__ >= 800

@@ -1,0 +1,81 @@
+// Tiles and shared memory of the mma forward kernels, one configuration for each head-dim bucket. No CUDA
+// header: the variant table reads it too.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/mma_tile.hpp"
+
+namespace cuflash::forward_mma {
+
+constexpr int kStripRows = 16;  // the m of a product
+
+enum QPlace { kQShared, kQRegisters };  // where Q is read from for each tile of keys
+
+struct Tile {
+  int head_dim;  // the bucket: a smaller head_dim is padded with zeros
+  int warps;
+  int strips;  // of 16 query rows for each warp
+  int tile_n;  // keys
+  int stages;  // of K and V: with two the next tile arrives while this one is used, with one V arrives beside Q K^T
+  QPlace q;
+  int min_blocks;  // resident on an SM: bounds the registers of a thread
+  int weighed_strips,
+      weighed_keys;  // exponentiated before a product, and under one question whether m is kept
+  const char* why;
+};
+
+// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All fits the 99 KB that a
+// block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
+constexpr Tile kTiles[] = {
+    {32, 4, 2, 64, 2, kQRegisters, 3, 1, 32, ""},  {64, 4, 2, 64, 2, kQShared, 3, 1, 32, ""},
+    {96, 4, 2, 64, 2, kQShared, 2, 2, 32, ""},     {128, 4, 2, 64, 2, kQShared, 2, 2, 32, ""},
+    {192, 8, 1, 64, 2, kQRegisters, 1, 1, 32, ""}, {256, 4, 1, 64, 1, kQShared, 2, 1, 32, ""},
+};
+
+constexpr Tile tile_of(int head_dim) {
+  for (const Tile& tile : kTiles)
+    if (tile.head_dim == head_dim) return tile;
+  return {};
+}
+
+template <int kHeadDimBucket>
+struct KernelConfig {
+  static constexpr Tile kTile = tile_of(kHeadDimBucket);
+  static constexpr int kHeadDim = kHeadDimBucket;
+  static constexpr int kThreads = 32 * kTile.warps;
+  static constexpr int kStrips = kTile.strips;
+  static constexpr int kWarpRows = kStrips * kStripRows;
+  static constexpr int kTileM = kTile.warps * kWarpRows;
+  static constexpr int kTileN = kTile.tile_n;
+  static constexpr int kStages = kTile.stages;
+  static constexpr bool kQInRegisters = kTile.q == kQRegisters;
+  static constexpr int kMinBlocks = kTile.min_blocks;
+
+  using Layout = device::MmaTile<kHeadDim>;
+
+  static_assert(kTileN % 16 == 0 && kTileN <= 64, "a bit for each of a thread's scores of a strip");
+  static_assert(kStages == 1 || kStages == 2);
+  static_assert(!kQInRegisters || (kStages == 2 && kTileM <= 2 * kTileN),
+                "Q passes through the second stage");
+};
+
+// The whole of a block's shared memory, 128-byte aligned; each tile lies as device::MmaTile says.
+template <class Config, class Element>
+struct SharedStorage {
+  struct Stage {
+    alignas(128) Element k[Config::kTileN * Config::kHeadDim];
+    Element v[Config::kTileN * Config::kHeadDim];
+  } stages[Config::kStages];
+  struct Nothing {};
+  struct QTile {
+    Element elements[Config::kTileM * Config::kHeadDim];
+  };
+  std::conditional_t<Config::kQInRegisters, Nothing, QTile> q;  // at the end: O
+};
+
+template <int kHeadDim>
+constexpr int kSharedBytes = sizeof(SharedStorage<KernelConfig<kHeadDim>, uint16_t>);
+
+}  // namespace cuflash::forward_mma

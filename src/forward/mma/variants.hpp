@@ -1,0 +1,9 @@
+#pragma once
+
+#include "core/variant.hpp"
+
+namespace cuflash {
+
+extern const VariantSpan kForwardMma;
+
+}  // namespace cuflash
