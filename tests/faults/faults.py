@@ -36,6 +36,8 @@ CPU_ROWS = "src/cpu/blocked/rows.hpp"
 CPU_PAIRS = "src/cpu/blocked/pairs.hpp"
 CPU_DEQUANTISE = "src/cpu/blocked/dequantise.hpp"
 WGMMA = "src/forward/wgmma/kernel.cuh"
+MMA = "src/forward/mma/kernel.cuh"
+QUAD_SOFTMAX = "src/attention/quad_softmax.cuh"
 WMMA_SOFTMAX = "src/attention/wmma_softmax.cuh"
 STORE_ROWS = "src/device/store_rows.cuh"
 ELEMENT_PLACES = "src/device/element_places.cuh"
@@ -85,6 +87,10 @@ def wmma(name: str, old: str, new: str, tests: str, file: str = WMMA) -> Fault:
     return Fault(f"wmma_{name}", file, old, new, tests, devices=("cuda",), kernels="fwd_wmma")
 
 
+def mma(name: str, old: str, new: str, tests: str, file: str = MMA) -> Fault:
+    return Fault(f"mma_{name}", file, old, new, tests, devices=("cuda",), kernels="fwd_mma")
+
+
 def wgmma(name: str, old: str, new: str, tests: str) -> Fault:
     return Fault(f"wgmma_{name}", WGMMA, old, new, tests, devices=("cuda",), kernels="fwd_wgmma")
 
@@ -117,16 +123,16 @@ FAULTS = [
           "FarStrides.P19*"),
     # ---- masks ----
     Fault("mask_right_edge_one_more", KEY_RANGE,
-          "clamp64(centre + mask.right + 1, 0, len_k)", "clamp64(centre + mask.right + 2, 0, len_k)",
+          "centre + mask.right + 1}", "centre + mask.right + 2}",
           "CasesOfMasks.B26*"),
     Fault("mask_right_edge_one_less", KEY_RANGE,
-          "clamp64(centre + mask.right + 1, 0, len_k)", "clamp64(centre + mask.right, 0, len_k)",
+          "centre + mask.right + 1}", "centre + mask.right}",
           "CasesOfMasks.B26*"),
     Fault("window_left_edge_one_more", KEY_RANGE,
-          "clamp64(centre - mask.left, 0, len_k)", "clamp64(centre - mask.left - 1, 0, len_k)",
+          "{centre - mask.left,", "{centre - mask.left - 1,",
           "CasesOfMasks.B33*"),
     Fault("window_left_edge_one_less", KEY_RANGE,
-          "clamp64(centre - mask.left, 0, len_k)", "clamp64(centre - mask.left + 1, 0, len_k)",
+          "{centre - mask.left,", "{centre - mask.left + 1,",
           "CasesOfMasks.B33*"),
     Fault("rows_of_a_key_one_less", KEY_RANGE,
           "clamp64(key - shift + mask.left + 1, 0, len_q)", "clamp64(key - shift + mask.left, 0, len_q)",
@@ -135,7 +141,7 @@ FAULTS = [
           "  return len_k - len_q;", "  return 0;",
           "CasesOfMasks.B26*"),
     Fault("key_tail_unmasked", KEY_RANGE,
-          "clamp64(centre + mask.right + 1, 0, len_k)", "clamp64(centre + mask.right + 1, 0, len_k + 1)",
+          "clamp64(uncut.end, 0, len_k)", "clamp64(uncut.end, 0, len_k + 1)",
           "CasesOfTails.B46*"),
     # ---- softmax ----
     Fault("rescale_skipped", REFERENCE,
@@ -590,6 +596,41 @@ FAULTS = [
         "CasesOfTrees.TreesOfTokens*/cpu_blocked"),
     cpu("scale_of_the_first_group", CPU_DEQUANTISE, "row.scale_of(first)", "row.scale_of(0)",
         "CasesOfQuantisedCaches.EveryShapeOfScales*/cpu_blocked"),
+
+    # ---- the mma forward ----
+    mma("rescale_skipped", "            scale_rows(o[strip], factor);\n", "", "CasesOfExtremeScores.B23*"),
+    mma("sum_not_rescaled", "rows.l[row] * factor[row] + sum[row]", "rows.l[row] + sum[row]",
+        "CasesOfExtremeScores.B23*", QUAD_SOFTMAX),
+    mma("maximum_never_raised", "if (!(sum[row] <= fminf(kOutweighs * rows.l[row], kMaxSum)))", "if (sum[row] != sum[row])",
+        "CasesOfExtremeScores.B23*", QUAD_SOFTMAX),
+    mma("sums_without_a_limit", "constexpr float kMaxSum = 256;", "constexpr float kMaxSum = 1e30f;",
+        "CasesOfExtremeScores.B22_Large*", QUAD_SOFTMAX),
+    mma("rows_raised_with_their_neighbours", "asks >> row & 1 ? greatest : rows.m[row]", "greatest",
+        "Property.P28_Rows*", QUAD_SOFTMAX),
+    mma("mask_needed_one_tile_late", "unmasked_end - key < kTileN", "unmasked_end - key < 0", "CasesOfMasks.B55*"),
+    mma("left_mask_skipped", "key < unmasked_begin || ", "", "CasesOfMasks.B36*:Corners.Accurate/cuda_fwd_mma_*"),
+    mma("row_of_the_mask_one_off", "8 * r + static_cast<int>(lane / 4);", "8 * r + static_cast<int>(lane / 4) + 1;",
+        "CasesOfMasks.B26*"),
+    mma("tile_of_the_diagonal_left_out", "end <= 1 - Config::kWarpRows", "end <= 1", "CasesOfMasks.B26*"),
+    mma("next_keys_not_loaded", "} else if (keys_left > kTileN) {", "} else if (keys_left > 2 * kTileN) {",
+        "CasesOfTails.B50*:CasesOfMasks.B55*"),
+    mma("stage_of_another_tile", "key / kTileN % 2", "0 * key", "CasesOfTails.B50*:CasesOfMasks.B55*"),
+    mma("rows_of_v_swapped", "Config::Layout::advance(s_v_lane, step, n)", "Config::Layout::advance(s_v_lane, step ^ 1, n)",
+        "CasesOfTails.B50*"),
+    mma("lse_without_scale", "rows[strip].m[r] * factor_of_scores(problem) + logf(l)", "rows[strip].m[r] + logf(l)",
+        "CasesOfExtremeScores.B12*"),
+    mma("empty_row_not_zeroed", "empty ? 0.0f : factor_of_outputs(problem) / l", "factor_of_outputs(problem) / l",
+        "CasesOfEmptyRows.*"),
+    mma("quarter_of_the_sum", "quad_sum(rows[strip].l[r])", "rows[strip].l[r]", "CasesOfTails.B50*"),
+    mma("sequences_from_the_first_row", "problem.q.template row<const Element>(b, head, sequence.first_q + tile_row)",
+        "problem.q.template row<const Element>(b, head, tile_row)", "CasesOfRaggedBatches.B88*"),
+    mma("finished_scores_scaled", "quad_scale_log2(factor_of_scores(problem))", "quad_scale_log2(problem.scale)",
+        "CasesOfModifiers.B137*"),
+    mma("sink_in_all_lanes", "sink != negative_infinity() && lane % 4 == 0", "sink != negative_infinity()",
+        "CasesOfModifiers.B141*"),
+    mma("weights_not_dropped", "if (modified.keeps(column)) kept_of_strip", "kept_of_strip", "CasesOfModifiers.B143*"),
+    mma("rows_past_the_end_written", "if (row >= rows || channel >= channels) continue;",
+        "if (channel >= channels) continue;", "Property.P16*"),
 
     # ---- the wgmma forward ----
     wgmma("right_edge_unmasked", "column < begin[row] || column >= end[row]", "column < begin[row]",

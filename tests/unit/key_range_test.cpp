@@ -54,6 +54,11 @@ TEST(KeyRange, VisibleKeysAndRows) {
   for_each_sample([](const Sample& s) {
     for (int64_t row = 0; row < s.len_q; ++row) {
       const Range keys = visible_keys(s.mask, s.shift(), row, s.len_k);
+      const Range uncut = uncut_keys(s.mask, s.shift(), 0);  // of row `row`, so much further on
+      if (!keys.empty()) {
+        ASSERT_EQ(max64(uncut.begin + row, 0), keys.begin);
+        ASSERT_EQ(min64(uncut.end + row, s.len_k), keys.end);
+      }
       ASSERT_LE(keys.begin, keys.end);
       for (int64_t key = 0; key < s.len_k; ++key) {
         ASSERT_EQ(keys.contains(key), s.sees(row, key));

@@ -204,18 +204,24 @@ TEST(Tables, TheReferenceTakesEverythingEverywhere) {
         }
 }
 
-TEST(Tables, WmmaTakesTheSmallestBucketThatFits) {
+TEST(Tables, MmaTakesTheSmallestBucketThatFits) {
   const Tables tables;
   const auto choice = [&](Dtype dtype, int64_t head_dim, const Capabilities& c) {
     return tables.choice(problem_of(Operation::kForward, dtype, head_dim), c);
   };
   const Capabilities a100 = gpu(80, 166912);
-  EXPECT_EQ(choice(Dtype::kF16, 32, a100), "fwd_wmma_f16_d32");
-  EXPECT_EQ(choice(Dtype::kF16, 33, a100), "fwd_wmma_f16_d64");
-  EXPECT_EQ(choice(Dtype::kBf16, 64, a100), "fwd_wmma_bf16_d64");
-  EXPECT_EQ(choice(Dtype::kBf16, 72, a100), "fwd_wmma_bf16_d96");
-  EXPECT_EQ(choice(Dtype::kF16, 128, a100), "fwd_wmma_f16_d128");
-  EXPECT_EQ(choice(Dtype::kF16, 256, a100), "fwd_wmma_f16_d256");
+  EXPECT_EQ(choice(Dtype::kF16, 32, a100), "fwd_mma_f16_d32");
+  EXPECT_EQ(choice(Dtype::kF16, 33, a100), "fwd_mma_f16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 64, a100), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(Dtype::kBf16, 72, a100), "fwd_mma_bf16_d96");
+  EXPECT_EQ(choice(Dtype::kF16, 128, a100), "fwd_mma_f16_d128");
+  EXPECT_EQ(choice(Dtype::kF16, 256, a100), "fwd_mma_f16_d256");
+  // All buckets fit GPUs with little shared memory, and before sm_80 there is wmma.
+  for (int64_t head_dim = 1; head_dim <= 256; ++head_dim)
+    for (const int arch : {86, 89, 120})
+      EXPECT_EQ(choice(Dtype::kBf16, head_dim, gpu(arch, k99KB)).find("fwd_mma_bf16_d"), 0u)
+          << head_dim;
+  EXPECT_EQ(choice(Dtype::kF16, 33, gpu(75, k64KB)), "fwd_wmma_f16_d64");
 }
 
 TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
@@ -226,8 +232,8 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
   p.aligned16 = true;
   EXPECT_EQ(choice(p, 90), "fwd_wgmma_bf16_d64");
-  EXPECT_EQ(choice(p, 80), "fwd_wmma_bf16_d64");
-  EXPECT_EQ(choice(p, 100), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(p, 80), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(p, 100), "fwd_mma_bf16_d64");
   Problem other = p;
   other.head_dim = other.head_dim_v = 72;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d96");
@@ -236,26 +242,26 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   other.head_dim = other.head_dim_v = 136;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d192");
   other.head_dim = other.head_dim_v = 68;  // rows of 136 bytes
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d96");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d96");
   other.head_dim = other.head_dim_v = 256;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d256");
   other = p;
   other.aligned16 = false;
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
   other = p;
   other.k.head_stride = int64_t{1} << 39;
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
   other = p;
   other.len_k = (int64_t{1} << 31) - 8;
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
   other = p;
   other.len_k = 0;
-  EXPECT_EQ(choice(other, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
 
   // Few queries and keys are faster elsewhere; who asks for wgmma gets it.
   Problem few = problem_of(Operation::kForward, Dtype::kBf16, 64);
   few.len_q = few.len_k = 64;
-  EXPECT_EQ(choice(few, 90), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(choice(few, 90), "fwd_mma_bf16_d64");
   EXPECT_EQ(tables.choice(few, gpu(90, k227KB), "wgmma"), "fwd_wgmma_bf16_d64");
   few.len_k = 65;
   EXPECT_EQ(choice(few, 90), "fwd_wgmma_small_bf16_d64");
@@ -353,8 +359,8 @@ TEST(Tables, OldAndSmallGpus) {
   EXPECT_EQ(tables.choice(f16, gpu(70, 96 << 10)), "fwd_wmma_f16_d64");
   EXPECT_EQ(tables.choice(f16, gpu(75, k64KB)), "fwd_wmma_f16_d64");
   EXPECT_EQ(tables.choice(bf16, gpu(75, k64KB)), "fwd_scalar_bf16_d64");  // no wmma before sm_80
-  EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_wmma_bf16_d64");
-  EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_wmma_bf16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_mma_bf16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_mma_bf16_d64");
 }
 
 // No variant is chosen on a GPU whose shared memory it does not fit.

@@ -29,9 +29,17 @@ struct Tile {
 // Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All fits the 99 KB that a
 // block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
 constexpr Tile kTiles[] = {
-    {32, 4, 2, 64, 2, kQRegisters, 3, 1, 32, ""},  {64, 4, 2, 64, 2, kQShared, 3, 1, 32, ""},
-    {96, 4, 2, 64, 2, kQShared, 2, 2, 32, ""},     {128, 4, 2, 64, 2, kQShared, 2, 2, 32, ""},
-    {192, 8, 1, 64, 2, kQRegisters, 1, 1, 32, ""}, {256, 4, 1, 64, 1, kQShared, 2, 1, 32, ""},
+    {32, 4, 2, 64, 2, kQRegisters, 3, 1, 32,
+     "4 blocks would leave 128 registers, of which O, S and Q take 112"},
+    {64, 4, 2, 64, 2, kQShared, 3, 1, 32,
+     "the maxima of both strips asked for at once spill; 2 blocks with Q in registers: to be "
+     "measured"},
+    {96, 4, 2, 64, 2, kQShared, 2, 2, 32, "3 blocks would leave 168 registers; O and S take 160"},
+    {128, 4, 2, 64, 2, kQShared, 2, 2, 32, "O and S take 192 registers"},
+    {192, 8, 1, 64, 2, kQRegisters, 1, 1, 32,
+     "2 strips would take 192 registers for O; Q has no room in 99 KB"},
+    {256, 4, 1, 64, 1, kQShared, 2, 1, 32,
+     "2 strips would take 256 registers for O; a second stage has no room in 99 KB"},
 };
 
 constexpr Tile tile_of(int head_dim) {

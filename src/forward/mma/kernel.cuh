@@ -364,7 +364,7 @@ __device__ void forward_block(const Call& problem, bool vector_access) {
     if (kStages == 2 && skipped) continue;
     const uint32_t s_stage = shared_address(&s.stages[0]) + stage * kStageBytes;
     float scores[kStrips][kTileN / 2];
-    multiply_q_k<Config, Element>(scores, q, s_stage + k_lane);
+    if (!skipped) multiply_q_k<Config, Element>(scores, q, s_stage + k_lane);
 
     if (kStages == 1) {
       ptx::cp_async_wait<0>();
