@@ -617,7 +617,7 @@ FAULTS = [
     mma("stage_of_another_tile", "key / kTileN % 2", "0 * key", "CasesOfTails.B50*:CasesOfMasks.B55*"),
     mma("rows_of_v_swapped", "Config::Layout::advance(s_v_lane, step, n)", "Config::Layout::advance(s_v_lane, step ^ 1, n)",
         "CasesOfTails.B50*"),
-    mma("lse_without_scale", "rows[strip].m[r] * factor_of_scores(problem) + logf(l)", "rows[strip].m[r] + logf(l)",
+    mma("lse_without_scale", "lse_of(rows[strip].m[r], factor_of_scores(problem), l)", "lse_of(rows[strip].m[r], 1, l)",
         "CasesOfExtremeScores.B12*"),
     mma("empty_row_not_zeroed", "empty ? 0.0f : factor_of_outputs(problem) / l", "factor_of_outputs(problem) / l",
         "CasesOfEmptyRows.*"),

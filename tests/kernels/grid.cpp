@@ -258,7 +258,7 @@ TEST_P(Draws, Accurate) {
     const uint64_t seed =
         static_cast<uint64_t>((first_seed * kShards + target.shard) * 1'000'000 + n);
     Random random(seed);
-    const bool every_feature = random.below(8) < (takes_everything ? 7 : 1);
+    const bool every_feature = random.below(8) < (takes_everything ? 7 : 3);
     const Draw draw = random_draw(random, target.device, target.operation, every_feature);
     if (only >= 0 && n != only) continue;
     const std::string repeat = "CUFLASH_TEST_SEED=" + std::to_string(first_seed) +

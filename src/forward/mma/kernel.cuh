@@ -452,7 +452,7 @@ __device__ void forward_block(const Call& problem, bool vector_access) {
       const int64_t row = warp_row + strip * kStripRows + 8 * r + lane / 4;
       if (lane % 4 == 0 && problem.lse.data != nullptr && row < sequence.len_q)
         *problem.lse.at(b, head, sequence.first_q + row) =
-            empty ? negative_infinity() : rows[strip].m[r] * factor_of_scores(problem) + logf(l);
+            lse_of(rows[strip].m[r], factor_of_scores(problem), l);
     }
     scale_rows(o[strip], factor);
   }

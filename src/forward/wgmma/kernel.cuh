@@ -148,6 +148,16 @@ __device__ inline Sequence sequence_again(const FullProblem& problem, const Work
   return sequence_of(problem, work.b);
 }
 
+// Of `count` tiles of keys the i-th in time. With slopes the last comes first: scores grow towards the diagonal, and each
+// tile would outweigh all before it.
+template <class Call>
+__device__ int tile_in_turn(const Call& problem, int i, int count) {
+  if constexpr (kHasFeatures<Call>) {
+    if (problem.f.score.slopes.data != nullptr) return count - 1 - i;
+  }
+  return i;
+}
+
 template <class Config, class Call>
 __device__ Work find_work(const Call& problem, const TileOrder& order,
                           const uint32_t* s_first_tiles, uint32_t tile) {
@@ -243,9 +253,10 @@ __device__ void produce(const Shared<Config, Element>& shared, const Call& probl
   for_each_tile(order, [&](uint32_t tile) {
     const Work work = find_work<Config>(problem, order, s_first_tiles, tile);
     const auto load_keys = [&](const auto& ring, const CUtensorMap& map, int i) {
+      const int key_tile = tile_in_turn(problem, i, work.num_tiles);
       load(ring, kv_tile + i, map, Config::kTileN,
-           work.sequence.first_k + work.keys.any.begin + int64_t{i} * Config::kTileN, work.head_kv,
-           work.b);
+           work.sequence.first_k + work.keys.any.begin + int64_t{key_tile} * Config::kTileN,
+           work.head_kv, work.b);
     };
     // The first K before Q, whose place may be free last.
     if (work.num_tiles > 0) load_keys(shared.k, maps.k, 0);
@@ -557,7 +568,7 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
                                     2 * lane_in_quad);
       }
       const auto mask = [&](int i) {
-        const int key = i * kTileN;
+        const int key = tile_in_turn(problem, i, work.num_tiles) * kTileN;
         if constexpr (kHasFeatures<Call>) {
           if (modifies_scores(problem))
             modify_scores(scores, problem, work.b, work.head, centre - static_cast<float>(key));
@@ -565,6 +576,19 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
         if (key >= seen_by_all_begin && seen_by_all_end - key >= kTileN) return;
         if constexpr (!kHasFeatures<Call>) find_bounds(row_begin, row_end);
         mask_scores(scores, row_begin, row_end, key + 2 * static_cast<int>(lane_in_quad));
+      };
+
+      // Of the i-th tile of V in time, before its product.
+      const auto clear_past_end = [&](int i) {
+        if constexpr (kHasFeatures<Call>) {
+          const int key = tile_in_turn(problem, i, work.num_tiles) * kTileN;
+          const int valid = static_cast<int>(work.keys.any.end - work.keys.any.begin) - key;
+          if (valid >= kTileN) return;
+          clear_rows<Config>(shared.v.tile(kv_tile), valid, thread);
+          ptx::fence_async_shared();
+          // SAFETY: the rows are cleared before products read them.
+          ptx::named_barrier_sync(kBarClear + consumer, 128);
+        }
       };
 
       shared.k.wait_full(kv_tile);
@@ -580,8 +604,9 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
 
 #pragma unroll 1
       for (int i = 1; i < work.num_tiles; ++i) {
+        shared.v.wait_full(kv_tile);
+        clear_past_end(i - 1);
         ++kv_tile;
-        shared.v.wait_full(kv_tile - 1);
         shared.k.wait_full(kv_tile);
         take_turn();
         ptx::wgmma_fence();
@@ -598,16 +623,7 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
       }
       release(shared.q, q_tile);
       shared.v.wait_full(kv_tile);
-      if constexpr (kHasFeatures<Call>) {
-        const int last = (work.num_tiles - 1) * kTileN;
-        const int valid = static_cast<int>(work.keys.any.end - work.keys.any.begin) - last;
-        if (valid < kTileN) {
-          clear_rows<Config>(shared.v.tile(kv_tile), valid, thread);
-          ptx::fence_async_shared();
-          // SAFETY: the rows are cleared before products read them.
-          ptx::named_barrier_sync(kBarClear + consumer, 128);
-        }
-      }
+      clear_past_end(work.num_tiles - 1);
       ptx::wgmma_fence();
       issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile));
       ptx::wgmma_wait<0>();
