@@ -288,9 +288,10 @@ class Attention {
       Real& s = scores_[j];
       s *= scale_;
       if (cap > 0) {
-        const Real t = std::tanh(s / cap);
-        s = cap * t;
-        slope_[j] = 1 - t * t;
+        const Real x = s / cap;
+        const Real u = std::exp(-2 * std::abs(x));  // 1 - tanh^2 has no digits left where x is large
+        s = cap * std::tanh(x);
+        slope_[j] = 4 * u / ((1 + u) * (1 + u));
       }
       if (p_.bias) s += static_cast<Real>(in_.bias.x[repeated(in_.bias, b, head, i, j)]);
       if (p_.slopes)
