@@ -289,7 +289,8 @@ class Attention {
       s *= scale_;
       if (cap > 0) {
         const Real x = s / cap;
-        const Real u = std::exp(-2 * std::abs(x));  // 1 - tanh^2 has no digits left where x is large
+        const Real u =
+            std::exp(-2 * std::abs(x));  // 1 - tanh^2 has no digits left where x is large
         s = cap * std::tanh(x);
         slope_[j] = 4 * u / ((1 + u) * (1 + u));
       }

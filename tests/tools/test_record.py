@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import record  # noqa: E402
 from record import Features  # noqa: E402
 
 
@@ -23,3 +24,18 @@ def test_pairs_of_all_cases_add_up():
     assert len(rows) == 4
     assert rows[1].split() == ["1", "window", "57", "64"]
     assert rows[2].split() == ["2", "bias", "1", "-", "3"]  # bias and window are never drawn together
+
+
+def test_digests_are_of_what_a_file_says(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+
+    def digest_with(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        result = record.digest(["."])
+        (tmp_path / name).unlink()
+        return result
+
+    assert digest_with("a.cpp", "int x = 1;\n") == digest_with("a.cpp", "int x =\n    1;")
+    assert digest_with("a.cpp", "int x = 1;\n") != digest_with("a.cpp", "int x = 2;\n")
+    assert digest_with("a.cpp", "int x = 1;\n") != digest_with("b.cpp", "int x = 1;\n")
+    assert digest_with("a.py", "if x:\n  y()\nz()\n") != digest_with("a.py", "if x:\n  y()\n  z()\n")
