@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ["tests/support", "tests/kernels"]
 CPP = {".h", ".hpp", ".cpp", ".cuh", ".cu", ".in"}
+COMMENT_OR_STRING = re.compile(rb'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 def digest(paths: list[str]) -> str:
@@ -29,9 +31,11 @@ def digest(paths: list[str]) -> str:
 
 
 def content(file: Path) -> bytes:
-    """What of a file counts: of C++ all but white space, which is how it is laid out."""
+    """What of a file counts: of C++ neither comments nor white space."""
     data = file.read_bytes()
-    return b"".join(data.split()) if file.suffix in CPP else data
+    if file.suffix not in CPP:
+        return data
+    return b"".join(COMMENT_OR_STRING.sub(lambda found: found[0] if found[0].startswith(b'"') else b"", data).split())
 
 
 def run_gtest(program: Path, test_filter: str, wrapper: list[str] = [], env: dict[str, str] = {}) -> tuple[list[dict], str]:

@@ -36,6 +36,9 @@ def test_digests_are_of_what_a_file_says(monkeypatch, tmp_path):
         return result
 
     assert digest_with("a.cpp", "int x = 1;\n") == digest_with("a.cpp", "int x =\n    1;")
+    assert digest_with("a.cpp", "int x = 1;\n") == digest_with("a.cpp", "// one\nint x /* of */ = 1;  // two")
     assert digest_with("a.cpp", "int x = 1;\n") != digest_with("a.cpp", "int x = 2;\n")
+    assert digest_with("a.cpp", 'f("http://a")') != digest_with("a.cpp", 'f("http://b")')
+    assert digest_with("a.cpp", 'f("\\"//a")') != digest_with("a.cpp", 'f("\\"//b")')
     assert digest_with("a.cpp", "int x = 1;\n") != digest_with("b.cpp", "int x = 1;\n")
     assert digest_with("a.py", "if x:\n  y()\nz()\n") != digest_with("a.py", "if x:\n  y()\n  z()\n")

@@ -7,8 +7,8 @@
 //   producer, one thread    TMA loads of each tile's Q, then of its K and V tiles, as fast as places come free
 //   consumers, 64 rows each S = Q K^T from shared memory, softmax in registers, O += P V with P from registers
 //
-// Several consumers take turns: while the products of one run, the others exponentiate. While they write O the producer
-// loads the next tile.
+// Several consumers take turns: while the products of one run, the others exponentiate. The producer loads the next tile's Q
+// beside this one's, or, above head_dim 128, as soon as the last scores are made. O goes from registers to global memory.
 //
 //   tensor cores  | O += P(j-1) V(j-1), S(j) = Q K(j)^T of one   | the same of the next            |
 //   that consumer | waits                                        | exp, sum and round P(j)         | waits
@@ -17,8 +17,11 @@
 // another (docs/log/0016). So what counts is how few there are, and there is no look for the maximum of each tile: P is
 // taken under that of earlier keys, as long as its sums say that it may be.
 //
-// Shared memory: Q, kStages of K and of V, and O, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at head_dim 128,
-// 224 KB at 256, where O takes the place of Q.
+// A call with features is the same kernel compiled for FullProblem (attention/tile_rows.hpp). Of ragged batches it counts the
+// tiles of each sequence first, and clears what of V follows a sequence.
+//
+// Shared memory: one Q or two, kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at head_dim
+// 128, 224 KB at 256.
 #pragma once
 
 #include <cstddef>
