@@ -215,7 +215,9 @@ __device__ __forceinline__ void decode_block(const Call& problem, const MergePro
   const Element* g_k = problem.k.template row<const Element>(first_entry, tile.head_kv, first_slot);
   const Element* g_v = problem.v.template row<const Element>(first_entry, tile.head_kv, first_slot);
   device::Chunk<Element> k[kPasses][Config::kChunks], v[kPasses][Config::kChunks];
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   [[maybe_unused]] Places<Config> places;
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   [[maybe_unused]] unsigned valid_passes = 0;  // of the step: whether its key is there, a bit each
   const auto load_k = [&](unsigned key) {
     if constexpr (kHasFeatures<Call>) {
@@ -293,6 +295,7 @@ __device__ __forceinline__ void decode_block(const Call& problem, const MergePro
       float m = sums[r].m;
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
+        // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
         bool visible = seen[r].contains(key + n * Config::kPassKeys);
         if constexpr (kHasFeatures<Call>) visible = visible && (valid_passes >> n & 1) != 0;
         if (!visible) scores[n][r] = negative_infinity();

@@ -241,6 +241,7 @@ __device__ void decode_block(const Call& problem, const MergeProblem& parts, boo
   const int64_t first_slot = kHasFeatures<Call> ? 0 : tile.keys.begin;
   const Element* g_k = problem.k.template row<const Element>(first_entry, tile.head_kv, first_slot);
   const Element* g_v = problem.v.template row<const Element>(first_entry, tile.head_kv, first_slot);
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   [[maybe_unused]] Places<Config> places;
   if constexpr (kHasFeatures<Call>) places.find(problem, tile, warp * kTileN, lane);
 
@@ -364,6 +365,7 @@ __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
     decode_kernel(const __grid_constant__ Call problem,
                   const __grid_constant__ MergeProblem parts) {
   if constexpr (device::kHasWmma<Element>) {
+    // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
     bool vector_access = problem.aligned16 && problem.head_dim % 8 == 0;
     if constexpr (kHasFeatures<Call>) vector_access = vector_access && problem.head_dim_v % 8 == 0;
     decode_block<Element, KernelConfig<kHeadDim>>(problem, parts, vector_access);

@@ -564,6 +564,7 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
       };
       // With features what the rows see is found once: it would take more registers to find it from.
       int row_begin[2], row_end[2];
+      // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
       float centre = 0;  // of the first row, in columns from this thread's first
       if constexpr (kHasFeatures<Call>) {
         find_bounds(row_begin, row_end);
@@ -679,6 +680,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::fence_async_shared();
   }
   __syncthreads();  // SAFETY: the barriers are initialised.
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   TileOrder order = dense_order;
   auto* s_first_tiles =
       reinterpret_cast<uint32_t*>(s_memory + sizeof(SharedStorage<Config, Element>));
