@@ -22,18 +22,19 @@ if(NOT EXISTS ${CPACK_CUFLASH_SITE}/index.html)
   list(REMOVE_ITEM CPACK_COMPONENTS_ALL documentation)
 endif()
 
-# The packages that a built binary needs, into `result`.
-function(_shlibdeps binary result)
+# The packages that built binaries need, into `result`.
+function(_shlibdeps binaries result)
   cmake_path(GET CPACK_CUFLASH_LIBRARY PARENT_PATH folder)
-  execute_process(COMMAND dpkg-shlibdeps -O -l${folder} -e${binary}
+  list(TRANSFORM binaries PREPEND -e)
+  execute_process(COMMAND dpkg-shlibdeps -O -l${folder} ${binaries}
     WORKING_DIRECTORY ${_work} OUTPUT_VARIABLE depends COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX REPLACE "^.*shlibs:Depends=([^\n]*).*$" "\\1" depends "${depends}")
   set(${result} "${depends}" PARENT_SCOPE)
 endfunction()
 file(WRITE ${_work}/debian/shlibs.local "${CPACK_CUFLASH_SHLIBS}\n")
 _shlibdeps(${CPACK_CUFLASH_LIBRARY} CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS)
-if(CPACK_CUFLASH_INFO)
-  _shlibdeps(${CPACK_CUFLASH_INFO} CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS)
+if(CPACK_CUFLASH_PROGRAMS)
+  _shlibdeps("${CPACK_CUFLASH_PROGRAMS}" CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS)
 endif()
 
 execute_process(

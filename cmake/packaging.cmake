@@ -1,7 +1,7 @@
 # Debian packages: `cpack --config build/<preset>/CPackConfig.cmake` makes, one of each component,
 #   libcuflash0      runtime        the library
 #   libcuflash-dev   development    headers, CMake and pkg-config files
-#   cuflash-tools    tools          cuflash-info, where it is built
+#   cuflash-tools    tools          cuflash-info and cuflash-bench, where they are built
 #   python3-cuflash  python3        the Python package over ctypes, for any architecture
 #   cuflash-doc      documentation  the site and the examples; only where `./dev docs` has built the site
 # tests/package checks them. What only a package installs is EXCLUDE_FROM_ALL, out of `cmake --install`.
@@ -16,7 +16,10 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL runtime development python3 documentation)
 if(TARGET cuflash-info)
   list(APPEND CPACK_COMPONENTS_ALL tools)
-  set(CPACK_CUFLASH_INFO ${PROJECT_BINARY_DIR}/bin/cuflash-info)
+  set(CPACK_CUFLASH_PROGRAMS ${PROJECT_BINARY_DIR}/bin/cuflash-info)
+endif()
+if(TARGET cuflash-bench)
+  list(APPEND CPACK_CUFLASH_PROGRAMS ${PROJECT_BINARY_DIR}/bin/cuflash-bench)
 endif()
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
@@ -72,9 +75,14 @@ endfunction()
 _describe(RUNTIME runtime "the shared library.")
 _describe(DEVELOPMENT "development files"
   "the C and C++ headers, the CMake and pkg-config files.")
+set(_bench)
+if(TARGET cuflash-bench)
+  set(_bench ",
+and cuflash-bench, which measures how fast it is")
+endif()
 _describe(TOOLS tools
   "cuflash-info, which tells what the library holds, which
-devices it finds and which kernel a call takes and why.")
+devices it finds and which kernel a call takes and why${_bench}.")
 _describe(PYTHON3 "Python package"
   "the Python package: operations on arrays of NumPy, PyTorch,
 CuPy, JAX and others without copies, PyTorch operators, and the C API.")
