@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and figures of what compare.py measured, from its lines of JSON alone.
+"""Tables and figures of what compare.py or cuflash-bench measured, from their lines of JSON alone.
 
     report.py benchmarks/results/*-compare.jsonl
     report.py RESULTS --contestant cuflash:mma --against sdpa_flash --figures FOLDER > report.md
@@ -14,12 +14,23 @@ import json
 import statistics
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from comparison.points import Point  # noqa: E402
+from comparison import points  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Point(points.Point):
+    """With the number of keys where it is not that of rows, as only cuflash-bench measures it."""
+
+    length_k: int | None = None
+
+    def __str__(self) -> str:
+        return super().__str__() + (f" Sk{self.length_k}" if self.length_k else "")
 
 
 class Results(NamedTuple):
@@ -35,14 +46,16 @@ class Series(NamedTuple):
     heads: int
     heads_kv: int
     mask: str
+    length_k: int | None
 
     @classmethod
     def of(cls, point: Point) -> Series:
-        return cls(point.dtype, point.head_dim, point.heads, point.heads_kv, point.mask)
+        return cls(point.dtype, point.head_dim, point.heads, point.heads_kv, point.mask, point.length_k)
 
     def __str__(self) -> str:
         heads = f"H{self.heads}" if self.heads == self.heads_kv else f"H{self.heads} Hkv{self.heads_kv}"
-        return f"{self.dtype} D{self.head_dim} {heads} {self.mask}"
+        keys = f" Sk{self.length_k}" if self.length_k else ""
+        return f"{self.dtype} D{self.head_dim} {heads} {self.mask}{keys}"
 
 
 def read(paths: Iterable[Path]) -> Results:
@@ -92,10 +105,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def of_run(run: dict) -> str:
     parts = [run["device"], run["date"][:10], *(f"{name} {run[name]}" for name in (
-        "driver", "cuda", "power_limit", "max_clock", "matmul_tflops") if name in run)]
+        "driver", "cuda", "power_limit", "max_clock", "matmul_tflops", "copy_gb_s") if name in run)]
     parts += [f"{name} {version}" for name, version in run["versions"].items()]
     lines = [f"- {', '.join(map(str, parts))}", f"  - {run['cuflash']}, commit {run['commit'] or 'unknown'}",
-             f"  - compare.py with {json.dumps(run['flags'])}"]
+             f"  - {run.get('program', 'compare.py')} with {json.dumps(run['flags'])}"]
     lines += [f"  - without {name}: {reason}" for name, reason in run["not_measured"].items()]
     return "\n".join(lines)
 
@@ -231,7 +244,7 @@ def draw_ratios(ratios: dict[Point, float], contestant: str, against: str | None
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="files of compare.py")
+    parser.add_argument("results", type=Path, nargs="+", help="files of compare.py or cuflash-bench")
     parser.add_argument("--contestant", default="cuflash", help="whose ratios (cuflash)")
     parser.add_argument("--against", metavar="PEER", help="ratios to this one (the best of each point)")
     parser.add_argument("--figures", type=Path, metavar="FOLDER", help="draw, too")

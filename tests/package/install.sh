@@ -174,6 +174,11 @@ if [[ " ${names[*]} " == *" cuflash-tools "* ]]; then
   step "cuflash-info"
   in_root cuflash-info
   [[ -n $(find "$prefix/share/man/man1" -name 'cuflash-info.1.gz') ]] || fail "no man page"
+  if [[ -e $prefix/bin/cuflash-bench ]]; then
+    step "cuflash-bench"
+    in_root cuflash-bench --device cpu --preset tiny --rounds 1 --calls 1
+    [[ -n $(find "$prefix/share/man/man1" -name 'cuflash-bench.1.gz') ]] || fail "no man page"
+  fi
 fi
 
 step "one version everywhere"

@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::align_val_t kAlignment{256};  // that of a workspace
+
 std::string processor_model() {
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);)
@@ -38,9 +40,8 @@ class CpuDevice : public Device {
   std::optional<double> copy_speed() override { return std::nullopt; }
 
   Memory allocate(size_t bytes) override {
-    constexpr std::align_val_t kAlignment{256};  // of a workspace
     return {::operator new(bytes, kAlignment),
-            [kAlignment](void* data) { ::operator delete(data, kAlignment); }};
+            [](void* data) { ::operator delete(data, kAlignment); }};
   }
   void write(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void read(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }

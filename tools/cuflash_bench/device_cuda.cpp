@@ -214,7 +214,8 @@ class CudaDevice : public Device {
     Times times;
     times.host_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count() / count;
     synchronize();
-    for (int i = 0; i < count; ++i) times.ms.push_back(events[i + 1].ms_since(events[i]));
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i)
+      times.ms.push_back(events[i + 1].ms_since(events[i]));
     return times;
   }
 

@@ -69,14 +69,9 @@ class ForwardContestant : public Contestant {
     problem_.lse = static_cast<float*>(lse_memory_.get());
     if (forced_ != "auto") problem_.kernel = forced_.c_str();
     const Json answer = explain(device->handle(), problem_);
-    if (!answer["kernel"].is_string()) {
-      std::vector<std::string> reasons;
-      for (const Json& kernel : answer["kernels"])
-        if (kernel["reason"].is_string())
-          reasons.push_back(kernel["name"].get<std::string>() + ": " +
-                            kernel["reason"].get<std::string>());
-      throw std::runtime_error(joined(reasons, "; "));
-    }
+    if (!answer["kernel"].is_string())
+      throw std::runtime_error("no kernel takes this; cuflash-info --explain \"forward " +
+                               words_of(point) + "\" says why");
     kernel_ = answer["kernel"];
     size_t workspace = 0;
     cuflash::check(cuflash_forward_workspace_size(device->handle(), &problem_, &workspace));

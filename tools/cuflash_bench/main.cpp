@@ -119,7 +119,7 @@ int run(Flags flags) {
   }
   std::ostream& output = flags.output.empty() ? std::cout : file;
   const auto write = [&](const Json& line) {
-    output << line.dump() << std::endl;
+    output << line.dump() << '\n' << std::flush;
     if (!output) throw std::runtime_error("the output cannot be written");
   };
   flags.plan.copy_speed = device->copy_speed();

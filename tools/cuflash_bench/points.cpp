@@ -170,11 +170,11 @@ std::vector<std::pair<std::string, int64_t>> masks_of(const Axes& axes) {
 
 // The heads of a point whose other extents are set.
 void add_heads(const Axes& axes, Point point, std::vector<Point>* points) {
-  for (const int64_t heads : list_or(axes.heads, *axes.hidden / point.head_dim)) {
+  for (const int64_t heads : list_or(axes.heads, axes.hidden / point.head_dim)) {
     if (point.batch < 1 || heads < 1)
       throw UsageError("length " + std::to_string(point.len_q) + ", head dim " +
                        std::to_string(point.head_dim) + ": more than --tokens " +
-                       std::to_string(*axes.tokens) + ", --hidden " + std::to_string(*axes.hidden));
+                       std::to_string(axes.tokens) + ", --hidden " + std::to_string(axes.hidden));
     for (const int64_t heads_kv : list_or(axes.heads_kv, heads)) {
       if (heads % heads_kv != 0)
         throw UsageError(std::to_string(heads) + " query heads are no multiple of " +
@@ -205,7 +205,7 @@ std::vector<Point> points_of(const Preset& preset, const Axes& given) {
     for (const int64_t head_dim : axes.head_dim) {
       for (const auto& [len_q, len_k] : lengths_of(axes)) {
         for (const auto& [mask, window] : masks_of(axes)) {
-          for (const int64_t batch : list_or(axes.batch, *axes.tokens / len_q)) {
+          for (const int64_t batch : list_or(axes.batch, axes.tokens / len_q)) {
             Point point;
             point.dtype = dtype;
             point.mask = mask;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -57,7 +56,7 @@ Json json_of(const Point& point);
 struct Axes {
   std::vector<std::string> dtype, mask;
   std::vector<int64_t> window, len, len_q, len_k, head_dim, batch, heads, heads_kv;
-  std::optional<int64_t> tokens, hidden;
+  int64_t tokens = 0, hidden = 0;  // 0: not given
 };
 
 struct Preset {
