@@ -95,6 +95,7 @@ namespace {
 struct Exact {
   using Real = double;
   Dtype dtype, output;
+  bool keeps_subnormals = true;
   double scale(const Problem& p) const {
     return p.scale_set ? p.scale : 1 / std::sqrt(static_cast<double>(p.shape.head_dim));
   }
@@ -106,14 +107,16 @@ struct Exact {
 struct SamePrecision {
   using Real = float;
   Dtype dtype, output;
+  bool keeps_subnormals = true;  // in variations, where unit is not 1
   float scale(const Problem& p) const {
     return p.scale_set ? p.scale
                        : static_cast<float>(1 / std::sqrt(static_cast<double>(p.shape.head_dim)));
   }
   float operand(float x, float unit) const {
-    // In a variation (unit is not 1) nothing is lost to underflow: by luck that may come nearer to the truth.
+    // What underflow loses may by luck come nearer to the truth, so there are variations that lose nothing to it.
     constexpr float kSmallestNormalOfF16 = 0x1p-14f;
-    if (dtype == Dtype::kF16 && unit != 1 && std::abs(x) < kSmallestNormalOfF16) return x;
+    if (dtype == Dtype::kF16 && unit != 1 && keeps_subnormals && std::abs(x) < kSmallestNormalOfF16)
+      return x;
     return static_cast<float>(round_to(dtype, x * unit)) / unit;
   }
   double result(float x) const { return round_to(output, x); }
@@ -184,10 +187,11 @@ class Attention {
   using Real = typename Precision::Real;
 
  public:
-  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given = false)
+  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given = false,
+            bool keeps_subnormals = true)
       : p_(problem),
         in_(inputs),
-        precision_{problem.dtype, problem.output_dtype()},
+        precision_{problem.dtype, problem.output_dtype(), keeps_subnormals},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
         variation_(variation),
@@ -410,6 +414,10 @@ Results oracle(const Problem& problem, const Inputs& inputs) {
 
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation) {
   return Attention<SamePrecision>(problem, inputs, variation).run();
+}
+
+Results plain_with_underflow(const Problem& problem, const Inputs& inputs, uint64_t variation) {
+  return Attention<SamePrecision>(problem, inputs, variation, false, false).run();
 }
 
 Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation) {

@@ -117,6 +117,9 @@ Results oracle(const Problem& problem, const Inputs& inputs);
 // scale between 1 and 2, where they are not below the normal numbers of f16; decode may merge up to 64 parts of the keys by
 // their fp32 LSEs.
 Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation = 0);
+// Variations of f16 that round P and dS below the normal numbers too. There an error is a large part of the value, and one
+// evaluation of a block with one such value tells as little about it as any single number does.
+Results plain_with_underflow(const Problem& problem, const Inputs& inputs, uint64_t variation);
 // The same for kBackward with delta and P from inputs.o and inputs.lse, whose rounding errors are the forward pass's.
 Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation);
 

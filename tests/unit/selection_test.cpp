@@ -187,6 +187,22 @@ TEST(Tables, FeaturesOfEachFamily) {
       }
 }
 
+TEST(Tables, WmmaBackwardRefusesFactorsOfDropoutThatF16DoesNotHold) {
+  const Tables tables;
+  Features features;
+  features.used = kDropout;
+  const auto choice = [&](Dtype dtype, float dropout) {
+    features.dropout.p = dropout;
+    Problem p = problem_of(Operation::kBackward, dtype, 64);
+    p.features = &features;
+    return tables.choice(p, gpu(90, k227KB));
+  };
+  EXPECT_EQ(choice(Dtype::kF16, 0.9999f), "bwd_wmma_f16_d64");
+  EXPECT_EQ(choice(Dtype::kF16, 1 - 0x1p-17f), "bwd_reference_f16");
+  EXPECT_EQ(choice(Dtype::kF16, 1), "bwd_wmma_f16_d64");  // all are dropped
+  EXPECT_EQ(choice(Dtype::kBf16, 1 - 0x1p-17f), "bwd_wmma_bf16_d64");
+}
+
 TEST(Tables, TheReferenceTakesEverythingEverywhere) {
   const Tables tables;
   for (const Operation operation :

@@ -35,10 +35,21 @@ namespace {
 constexpr uint32_t kTaken = kRaggedBatches | kSoftcap | kAlibi | kBias | kSinks | kDropout |
                             kOwnValueDim | kDelta | kLseGradient;
 
+// dV takes weights times 1 / (1 - p) in 16 bits, and f16 ends at 65504. (The forward scales O instead.)
+template <Dtype kDtype>
+Refusal refuse_much_dropout(const Problem& problem) {
+  constexpr float kMaxFactor = 65504;
+  if (kDtype != Dtype::kF16 || problem.features == nullptr) return {};
+  const float p = problem.features->dropout.p;
+  return {p < 1 && 1 / (1 - p) > kMaxFactor ? "1 / (1 - dropout_p) is above what f16 holds"
+                                            : nullptr};
+}
+
 template <Dtype kDtype, int kHeadDim>
 Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capabilities) {
   CUFLASH_REFUSE((refuse_other_problems<kDtype, kHeadDim, kTaken>(problem)));
   CUFLASH_REFUSE(refuse_modifier_gradients(problem));
+  CUFLASH_REFUSE(refuse_much_dropout<kDtype>(problem));
   CUFLASH_REFUSE(refuse_without_wmma<kDtype>(capabilities));
   CUFLASH_REFUSE(refuse_less_shared_memory<kSharedBytes<kHeadDim>>(capabilities));
   CUFLASH_REFUSE(refuse_more_tiles(problem.batch * problem.heads_q, problem.len_q, kTileRows));

@@ -9,6 +9,7 @@
 namespace cuflash::forward_wgmma {
 
 constexpr int kWarpgroupRows = 64;  // of queries: the m of wgmma
+constexpr int kMaxTileRows = 192;
 
 enum TileSize { kLarge, kSmall };  // kSmall: for few rows, or few keys of which many are masked
 
@@ -64,26 +65,43 @@ struct KernelConfig {
   static constexpr int kThreads = (1 + kConsumers) * 128;
   // A second place for Q where there is room: the next tile's arrives while this one's is still read.
   static constexpr int kQPlaces = kHeadDim > 128 ? 1 : 2;
+  // What is known of a tile is read until its O is written, when its Q has long been released, and the slowest consumer may
+  // be a tile behind the first.
+  static constexpr int kWorkPlaces = kQPlaces + 2;
 
   static constexpr Registers kRegisters = registers_of(kConsumers, kBlocks);
   static_assert(128 * kBlocks * (kRegisters.of_producer + kConsumers * kRegisters.of_consumer) <=
                 65536);
-  static_assert(kHeadDim % 32 == 0 && kTileM <= 256 && kTileN % 16 == 0);
+  static_assert(kHeadDim % 32 == 0 && kTileM <= kMaxTileRows && kTileN % 16 == 0);
   static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");
 };
+
+// What the consumers of a tile of O need to know, left by the producer beside its Q: it has the time for divisions.
+struct TileWork {
+  void* o;     // of the tile's first row
+  float* lse;  // likewise, or null
+  int b, head, rows;
+  int keys, num_tiles;  // that any row sees, and the tiles of them
+  // What the first row would see of an endless sequence, at most kFarKey away; each later row sees one more and one less.
+  int seen_begin, seen_end;
+  float centre;  // of the first row
+};
+constexpr int64_t kFarKey = (int64_t{1} << 31) - 256;  // no extent is larger (fits_tensor_map)
 
 // The whole of a block's shared memory, 1024-byte aligned. The panels of a tile follow one another.
 template <class Config, class Element>
 struct SharedStorage {
-  using QTile = Element[Config::kPanels][Config::kTileM][device::kPanelColumns];
+  using QTile = Element[Config::kPanels][kWarpgroupRows][device::kPanelColumns];  // of a consumer
   using KvTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
 
-  QTile q[Config::kQPlaces];
+  QTile q[Config::kConsumers][Config::kQPlaces];
   KvTile k[Config::kStages];
   KvTile v[Config::kStages];
-  uint64_t q_full[Config::kQPlaces], q_free[Config::kQPlaces];
+  uint64_t q_full[Config::kConsumers][Config::kQPlaces];
+  uint64_t q_free[Config::kConsumers][Config::kQPlaces];
   uint64_t k_full[Config::kStages], k_free[Config::kStages];
   uint64_t v_full[Config::kStages], v_free[Config::kStages];
+  TileWork work[Config::kWorkPlaces];
 };
 
 template <class Config>

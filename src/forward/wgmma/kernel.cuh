@@ -7,8 +7,10 @@
 //   producer, one thread    TMA loads of each tile's Q, then of its K and V tiles, as fast as places come free
 //   consumers, 64 rows each S = Q K^T from shared memory, softmax in registers, O += P V with P from registers
 //
-// Several consumers take turns: while the products of one run, the others exponentiate. The producer loads the next tile's Q
-// beside this one's, or, above head_dim 128, as soon as the last scores are made. O goes from registers to global memory.
+// Several consumers take turns: while the products of one run, the others exponentiate. Each ends with the last tile of keys
+// that its own rows see, and passes the turns that are left. The producer loads the next tile's Q beside this one's, or, above
+// head_dim 128, for each consumer as soon as its last scores are made; and leaves beside it what a tile is, whose divisions
+// would keep the consumers from computing. O goes from registers to global memory.
 //
 //   tensor cores  | O += P(j-1) V(j-1), S(j) = Q K(j)^T of one   | the same of the next            |
 //   that consumer | waits                                        | exp, sum and round P(j)         | waits
@@ -25,6 +27,7 @@
 #pragma once
 
 #include <cstddef>
+#include <numeric>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -58,10 +61,12 @@ struct TensorMaps {
   CUtensorMap q, k, v;
 };
 
-// Tiles of O in the order in which they are begun. Heads come in sections whose K and V fit L2 together; within a section
-// late rows come first: under a causal mask they see the most keys.
+// Tiles of O in the order in which they are begun. Heads come in sections: `sections` of section_heads, then one of those that
+// are left. Within a section late rows come first: under a causal mask they see the most keys. Of the sections `dealt` are dealt
+// out by themselves, and the others as one.
 struct TileOrder {
-  uint32_t m_tiles, section_heads, tiles;
+  uint32_t m_tiles, tiles;
+  uint32_t section_heads, sections, dealt;
 };
 
 // Calls f(tile) for the tiles of one block. A round gives each block one tile of a section, in turn from the first block
@@ -71,14 +76,17 @@ template <class F>
 __device__ void for_each_tile(const TileOrder& order, F f) {
   const uint32_t blocks = gridDim.x, section_tiles = order.section_heads * order.m_tiles;
   uint32_t place = blockIdx.x;
-  for (uint32_t first = 0; first < order.tiles; first += section_tiles) {
-    const uint32_t count = min(section_tiles, order.tiles - first);
-    for (uint32_t begin = 0, round = 0; begin < count; begin += blocks, ++round) {
-      const uint32_t tile = begin + (round % 2 == 0 ? place : blocks - 1 - place);
-      if (tile < count) f(first + tile);
+  for (uint32_t first = 0, section = 0; first < order.tiles; ++section) {
+    const uint32_t end = section < order.dealt ? first + section_tiles : order.tiles;
+    for (; first + blocks <= end; first += blocks) {
+      f(first + place);
+      place = blocks - 1 - place;
     }
-    place = (place + blocks - count % blocks) %
-            blocks;  // the next section goes on where this one ended
+    const uint32_t rest = end - first;
+    if (place < rest) f(first + place);
+    place = place < rest ? place + blocks - rest
+                         : place - rest;  // who got none is the first in the next
+    first = end;
   }
 }
 
@@ -109,7 +117,7 @@ __device__ TileOrder find_order(const FullProblem& problem, uint32_t* s_first_ti
   }
   __syncthreads();  // SAFETY: the sums are there.
   const uint32_t tiles = s_first_tiles[batch] * static_cast<uint32_t>(problem.heads_q);
-  return {tiles, 1, tiles};
+  return {0, tiles, 0, 0, 0};
 }
 
 // ---- a tile's work --------------------------------------------------------------------------------
@@ -143,22 +151,41 @@ __device__ Work work_of(const Call& problem, uint32_t b, uint32_t head, uint32_t
   return work;
 }
 
-// The work's sequence, found anew where that takes fewer registers than to keep it.
-__device__ inline Sequence sequence_again(const Problem&, const Work& work) {
-  return work.sequence;
-}
-__device__ inline Sequence sequence_again(const FullProblem& problem, const Work& work) {
-  return sequence_of(problem, work.b);
+// What the consumers need of it. Keys are counted from the first that any row of the tile sees.
+template <class Element, class Call>
+__device__ TileWork tile_work(const Call& problem, const Work& work) {
+  const int64_t rows_left = work.sequence.len_q - work.tile_row, first = work.keys.any.begin;
+  const Range seen = uncut_keys(problem.mask, work.shift, work.tile_row);
+  const auto from_first = [&](int64_t key) {
+    return static_cast<int>(clamp64(key - first, -kFarKey, kFarKey));
+  };
+  TileWork tile;
+  tile.o =
+      problem.o.template row<Element>(work.b, work.head, work.sequence.first_q + work.tile_row);
+  tile.lse = problem.lse.data == nullptr
+                 ? nullptr
+                 : problem.lse.at(work.b, work.head, work.sequence.first_q + work.tile_row);
+  tile.b = work.b;
+  tile.head = work.head;
+  tile.rows = static_cast<int>(min64(rows_left, kMaxTileRows));
+  tile.num_tiles = work.num_tiles;
+  tile.keys = static_cast<int>(work.keys.any.end - first);
+  tile.seen_begin = from_first(seen.begin);
+  tile.seen_end = from_first(seen.end);
+  tile.centre = static_cast<float>(work.tile_row + work.shift - first);
+  return tile;
 }
 
 // Of `count` tiles of keys the i-th in time. With slopes the last comes first: scores grow towards the diagonal, and each
 // tile would outweigh all before it.
 template <class Call>
+__device__ bool last_tiles_first(const Call& problem) {
+  if constexpr (kHasFeatures<Call>) return problem.f.score.slopes.data != nullptr;
+  return false;
+}
+template <class Call>
 __device__ int tile_in_turn(const Call& problem, int i, int count) {
-  if constexpr (kHasFeatures<Call>) {
-    if (problem.f.score.slopes.data != nullptr) return count - 1 - i;
-  }
-  return i;
+  return last_tiles_first(problem) ? count - 1 - i : i;
 }
 
 template <class Config, class Call>
@@ -180,10 +207,10 @@ __device__ Work find_work(const Call& problem, const TileOrder& order,
     }
   }
   const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
-  const uint32_t section = tile / (order.m_tiles * order.section_heads);
-  const uint32_t in_section = tile % (order.m_tiles * order.section_heads);
+  const uint32_t section = min(tile / (order.m_tiles * order.section_heads), order.sections);
   const uint32_t first_head = section * order.section_heads;
-  const uint32_t width = min(order.section_heads, heads - first_head);
+  const uint32_t in_section = tile - first_head * order.m_tiles;
+  const uint32_t width = section < order.sections ? order.section_heads : heads - first_head;
   const uint32_t m_tile = order.m_tiles - 1 - in_section / width;
   const uint32_t head = first_head + in_section % width;
   return work_of<Config>(problem, head / heads_q, head % heads_q, m_tile);
@@ -209,10 +236,13 @@ struct Ring {
   }
   __device__ void wait_full(uint32_t n) const { ptx::mbarrier_wait(full(n), n / kPlaces % 2); }
   __device__ void release(uint32_t n) const { ptx::mbarrier_arrive(free(n)); }
-  // Waits until the place is free, which all are at first, and announces the tile's bytes.
-  __device__ void begin(uint32_t n) const {
+  // Until the place is free, which all are at first.
+  __device__ void wait_free(uint32_t n) const {
     ptx::mbarrier_wait(free(n), (n / kPlaces + 1) % 2);
-    ptx::mbarrier_arrive_expect(full(n), kTileBytes);
+  }
+  __device__ void begin(uint32_t n) const {
+    wait_free(n);
+    ptx::mbarrier_arrive_expect(full(n), kTileBytes);  // announces the tile's bytes
   }
 };
 
@@ -221,20 +251,38 @@ struct Shared {
   using Storage = SharedStorage<Config, Element>;
   using KvRing = Ring<Config::kStages, sizeof(typename Storage::KvTile)>;
 
-  Ring<Config::kQPlaces, sizeof(typename Storage::QTile)> q;
+  using QRing = Ring<Config::kQPlaces, sizeof(typename Storage::QTile)>;
+
   KvRing k, v;
+  TileWork* work;
+  uint32_t s_q, s_q_full, s_q_free;
+
+  // Of the n-th tile of O: written before its Q is announced to the first consumer.
+  __device__ TileWork& work_of(uint32_t n) const { return work[n % Config::kWorkPlaces]; }
+  // Of a consumer's rows: each has its own, for the next may come while others still read theirs.
+  __device__ QRing q(unsigned consumer) const {
+    constexpr uint32_t kTiles = Config::kQPlaces * sizeof(typename Storage::QTile),
+                       kBarriers = Config::kQPlaces * 8;
+    return {s_q + consumer * kTiles, s_q_full + consumer * kBarriers,
+            s_q_free + consumer * kBarriers};
+  }
 
   // The base is the same in all lanes, and the compiler may know: addresses and descriptors then live in uniform
   // registers.
-  __device__ explicit Shared(const void* memory)
-      : Shared(__shfl_sync(kFullWarp, ptx::shared_address(memory), 0)) {}
+  __device__ explicit Shared(void* memory)
+      : Shared(__shfl_sync(kFullWarp, ptx::shared_address(memory), 0)) {
+    work = static_cast<Storage*>(memory)->work;
+  }
 
  private:
 #define CUFLASH_AT(member) (base + static_cast<uint32_t>(offsetof(Storage, member)))
   __device__ explicit Shared(uint32_t base)
-      : q{CUFLASH_AT(q), CUFLASH_AT(q_full), CUFLASH_AT(q_free)},
-        k{CUFLASH_AT(k), CUFLASH_AT(k_full), CUFLASH_AT(k_free)},
-        v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)} {}
+      : k{CUFLASH_AT(k), CUFLASH_AT(k_full), CUFLASH_AT(k_free)},
+        v{CUFLASH_AT(v), CUFLASH_AT(v_full), CUFLASH_AT(v_free)},
+        work(nullptr),
+        s_q(CUFLASH_AT(q)),
+        s_q_full(CUFLASH_AT(q_full)),
+        s_q_free(CUFLASH_AT(q_free)) {}
 #undef CUFLASH_AT
 };
 
@@ -263,8 +311,13 @@ __device__ void produce(const Shared<Config, Element>& shared, const Call& probl
     };
     // The first K before Q, whose place may be free last.
     if (work.num_tiles > 0) load_keys(shared.k, maps.k, 0);
-    load(shared.q, q_tile++, maps.q, Config::kTileM, work.sequence.first_q + work.tile_row,
-         work.head, work.b);
+    shared.q(0).wait_free(q_tile);
+    shared.work_of(q_tile) = tile_work<Element>(problem, work);
+#pragma unroll
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer)
+      load(shared.q(consumer), q_tile, maps.q, kWarpgroupRows,
+           work.sequence.first_q + work.tile_row + consumer * kWarpgroupRows, work.head, work.b);
+    ++q_tile;
     for (int i = 0; i < work.num_tiles; ++i) {
       if (i > 0) load_keys(shared.k, maps.k, i);
       load_keys(shared.v, maps.v, i);
@@ -282,7 +335,7 @@ __device__ void issue_q_k(float (&scores)[kCount], uint32_t s_q, uint32_t s_k) {
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {
     const int panel = step / 4, in_panel = step % 4 * 2;
-    ptx::wgmma_m64k16_ss<Element>(scores, device::advance(q, panel * Config::kTileM * 8 + in_panel),
+    ptx::wgmma_m64k16_ss<Element>(scores, device::advance(q, panel * kWarpgroupRows * 8 + in_panel),
                                   device::advance(k, panel * Config::kTileN * 8 + in_panel),
                                   step > 0);
   }
@@ -317,15 +370,27 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 
-// -inf where the row does not see the key; bounds are those of the two rows, in columns of the tile.
+// The first `count` bits.
+__device__ inline uint32_t low_bits(int count) {
+  return count >= 32 ? 0xffffffffu : ~(0xffffffffu << count);
+}
+
+// Of a row's columns in one thread, 8 j + {0, 1}, those from `begin` to `end`, as bits.
+__device__ inline uint32_t columns_between(int begin, int end) {
+  const auto before = [](int column) {
+    const int c = max(column, 0);
+    return min(c / 8, 16) * 2 + min(c % 8, 2);
+  };
+  return low_bits(before(end)) & ~low_bits(before(begin));
+}
+
+// -inf where the row does not see the key.
 template <int kCount>
-__device__ void mask_scores(float (&scores)[kCount], const int (&begin)[2], const int (&end)[2],
-                            int first_column) {
+__device__ void mask_scores(float (&scores)[kCount], const uint32_t (&seen)[2]) {
+  static_assert(kCount <= 64, "a bit for each of a row's columns");
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int column = first_column + 8 * (i / 4) + i % 2, row = i / 2 % 2;
-    if (column < begin[row] || column >= end[row]) scores[i] = negative_infinity();
-  }
+  for (int i = 0; i < kCount; ++i)
+    if ((seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0) scores[i] = negative_infinity();
 }
 
 // Finishes scores that are more than scaled products; `centre` is that of the first row, in columns from the thread's first.
@@ -465,17 +530,17 @@ __device__ void weigh_under_new_maximum(const float (&scores)[kCount], float sca
   if (!kFirst) scale_rows(o, factor);
 }
 
-// O from registers to global memory: rows `row` and `row` + 8 of the sequence, where there are such. A thread's columns 2t
-// and 2t + 1 of four blocks of 8 become, between the lanes of its quad, all 8 columns of block t: 16 bytes to store.
-template <class Config, class Element, class Call, int kCount>
-__device__ void store_rows(const float (&o)[kCount], const Call& problem, int b, int head,
-                           int64_t first_q, int64_t len_q, int64_t row, unsigned lane_in_quad) {
-  const int blocks = static_cast<int>(problem.head_dim) / 8;
+// O from registers to global memory: rows `row` and `row` + 8 of the `rows` at `g_o`, where there are such. A thread's columns
+// 2t and 2t + 1 of four blocks of 8 become, between the lanes of its quad, all 8 columns of block t: 16 bytes to store.
+template <class Element, int kCount>
+__device__ void store_rows(const float (&o)[kCount], Element* g_o, int64_t row_stride, int channels,
+                           int row, int rows, unsigned lane_in_quad) {
+  const int blocks = channels / 8;
   const bool odd = lane_in_quad % 2 != 0, high = lane_in_quad / 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    Element* g_row = problem.o.template row<Element>(b, head, first_q + row + 8 * r);
-    const bool valid = row + 8 * r < len_q;
+    Element* g_row = g_o + (row + 8 * r) * row_stride;
+    const bool valid = row + 8 * r < rows;
 #pragma unroll
     for (int first = 0; first < kCount / 4; first += 4) {
       uint32_t x[4];  // of block first + i
@@ -505,8 +570,7 @@ enum NamedBarrier : uint32_t { kBarClear = 1, kBarTurn = 4 };
 
 template <class Config, class Element, class Call>
 __device__ void consume(const Shared<Config, Element>& shared, const Call& problem,
-                        const TensorMaps& maps, const TileOrder& order,
-                        const uint32_t* s_first_tiles, unsigned consumer) {
+                        const TileOrder& order, unsigned consumer) {
   constexpr int kTileN = Config::kTileN;
   const unsigned thread = threadIdx.x % 128;
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
@@ -522,15 +586,47 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
   const auto release = [&](const auto& ring, uint32_t n) {
     if (lane == 0) ring.release(n);
   };
-  // Rows of this thread in a tile: row_in_tile and row_in_tile + 8.
-  const unsigned row_in_tile = consumer * kWarpgroupRows + 16 * warp + lane / 4;
-  const uint32_t rows_offset = consumer * kWarpgroupRows * device::kPanelRowBytes;
+  // Tiles of keys that no row of this consumer sees: its turns, which the others wait for, and its part of the places.
+  const auto skip = [&](uint32_t kv_tile, int count) {
+    for (int i = 0; i < count; ++i) {
+      take_turn();
+      pass_turn();
+      shared.k.wait_full(kv_tile + i);
+      release(shared.k, kv_tile + i);
+      shared.v.wait_full(kv_tile + i);
+      release(shared.v, kv_tile + i);
+    }
+  };
+  // Rows of this consumer in a tile, and of this thread: row and row + 8.
+  const int first_row = static_cast<int>(consumer) * kWarpgroupRows;
+  const int row = first_row + static_cast<int>(16 * warp + lane / 4);
+  const auto q = shared.q(consumer);
 
   // Each turn's barrier has one consumer that waits and one that arrives; before the first turn nobody has passed it.
   if (consumer == Config::kConsumers - 1) pass_turn();
   uint32_t q_tile = 0, kv_tile = 0;
-  for_each_tile(order, [&](uint32_t tile) {
-    const Work work = find_work<Config>(problem, order, s_first_tiles, tile);
+  for_each_tile(order, [&](uint32_t) {
+    q.wait_full(q_tile);
+    const TileWork& work = shared.work_of(q_tile);
+    // The same in all lanes, and the compiler may know.
+    const auto uniform = [](int x) { return __shfl_sync(kFullWarp, x, 0); };
+    const int num_tiles = uniform(work.num_tiles), keys = uniform(work.keys);
+    const int seen_begin = uniform(work.seen_begin), seen_end = uniform(work.seen_end);
+    const auto cut = [&](int key) { return min(max(key, 0), keys); };
+    // Of the keys that this consumer's rows see, any of them or all.
+    const int last_row = min(first_row + kWarpgroupRows, uniform(work.rows)) - 1;
+    const int any_begin = cut(seen_begin + first_row), any_end = cut(seen_end + last_row);
+    const int all_begin = cut(seen_begin + last_row), all_end = cut(seen_end + first_row);
+    const bool sees = first_row <= last_row && any_begin < any_end;
+    // The tiles of those, in turn. With slopes the last comes first: see tile_in_turn().
+    int begin = sees ? any_begin / kTileN : 0;
+    int end = sees ? (any_end + kTileN - 1) / kTileN : 0;
+    if (sees && last_tiles_first(problem)) {
+      const int after = num_tiles - end;
+      end = num_tiles - begin;
+      begin = after;
+    }
+
     float o[Config::kHeadDim / 2] = {};
     RowStates state;
     if constexpr (kHasFeatures<Call>) {
@@ -541,119 +637,99 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
         state.l[r] = sink != negative_infinity() && lane_in_quad == 0 ? 1.0f : 0.0f;
       }
     }
-    shared.q.wait_full(q_tile);
-    if (work.num_tiles > 0) {
-      const uint32_t s_q = shared.q.tile(q_tile) + rows_offset;
+    if (sees) {
+      const uint32_t s_q = q.tile(q_tile);
       float scores[kTileN / 2];
       uint32_t p[kTileN / 16][4];
-      // Keys are counted from the first that any row of the tile sees.
-      const auto from_first = [&](int64_t k) {
-        return static_cast<int>(clamp64(k, work.keys.any.begin, work.keys.any.end) -
-                                work.keys.any.begin);
-      };
-      const int seen_by_all_begin = from_first(work.keys.all.begin),
-                seen_by_all_end = from_first(work.keys.all.end);
-      const auto find_bounds = [&](int(&begin)[2], int(&end)[2]) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const Range seen = visible_keys(problem.mask, work.shift,
-                                          work.tile_row + row_in_tile + 8 * r, work.sequence.len_k);
-          begin[r] = from_first(seen.begin);
-          end[r] = from_first(seen.end);
-        }
-      };
-      // With features what the rows see is found once: it would take more registers to find it from.
-      int row_begin[2], row_end[2];
-      // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
-      float centre = 0;  // of the first row, in columns from this thread's first
-      if constexpr (kHasFeatures<Call>) {
-        find_bounds(row_begin, row_end);
-        centre = static_cast<float>(work.tile_row + row_in_tile + work.shift - work.keys.any.begin -
-                                    2 * lane_in_quad);
-      }
       const auto mask = [&](int i) {
-        const int key = tile_in_turn(problem, i, work.num_tiles) * kTileN;
+        const int key = tile_in_turn(problem, i, num_tiles) * kTileN;
+        const int first_column = key + 2 * static_cast<int>(lane_in_quad);
         if constexpr (kHasFeatures<Call>) {
           if (modifies_scores(problem))
-            modify_scores(scores, problem, work.b, work.head, centre - static_cast<float>(key));
+            modify_scores(scores, problem, work.b, work.head,
+                          work.centre + static_cast<float>(row - first_column));
         }
-        if (key >= seen_by_all_begin && seen_by_all_end - key >= kTileN) return;
-        if constexpr (!kHasFeatures<Call>) find_bounds(row_begin, row_end);
-        mask_scores(scores, row_begin, row_end, key + 2 * static_cast<int>(lane_in_quad));
+        if (key >= all_begin && all_end - key >= kTileN) return;
+        uint32_t seen[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          seen[r] = columns_between(cut(seen_begin + row + 8 * r) - first_column,
+                                    cut(seen_end + row + 8 * r) - first_column);
+        mask_scores(scores, seen);
       };
 
       // Of the i-th tile of V in time, before its product.
       const auto clear_past_end = [&](int i) {
         if constexpr (kHasFeatures<Call>) {
-          const int key = tile_in_turn(problem, i, work.num_tiles) * kTileN;
-          const int valid = static_cast<int>(work.keys.any.end - work.keys.any.begin) - key;
+          const int valid = keys - tile_in_turn(problem, i, num_tiles) * kTileN;
           if (valid >= kTileN) return;
-          clear_rows<Config>(shared.v.tile(kv_tile), valid, thread);
+          clear_rows<Config>(shared.v.tile(kv_tile + i), valid, thread);
           ptx::fence_async_shared();
           // SAFETY: the rows are cleared before products read them.
           ptx::named_barrier_sync(kBarClear + consumer, 128);
         }
       };
 
-      shared.k.wait_full(kv_tile);
+      skip(kv_tile, begin);
+      shared.k.wait_full(kv_tile + begin);
       take_turn();
       ptx::wgmma_fence();
-      issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
+      issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile + begin));
       pass_turn();
       ptx::wgmma_wait<0>();
-      release(shared.k, kv_tile);
-      mask(0);
+      release(shared.k, kv_tile + begin);
+      mask(begin);
       constexpr uint32_t kBothRows = 3;
       weigh_under_new_maximum<Element, true>(scores, scale_log2, kBothRows, state, p, o);
 
 #pragma unroll 1
-      for (int i = 1; i < work.num_tiles; ++i) {
-        shared.v.wait_full(kv_tile);
+      for (int i = begin + 1; i < end; ++i) {
+        shared.v.wait_full(kv_tile + i - 1);
         clear_past_end(i - 1);
-        ++kv_tile;
-        shared.k.wait_full(kv_tile);
+        shared.k.wait_full(kv_tile + i);
         take_turn();
         ptx::wgmma_fence();
-        issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile - 1));
-        issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile));
+        issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile + i - 1));
+        issue_q_k<Config, Element>(scores, s_q, shared.k.tile(kv_tile + i));
         pass_turn();
         ptx::wgmma_wait<0>();
-        release(shared.v, kv_tile - 1);
-        release(shared.k, kv_tile);
+        release(shared.v, kv_tile + i - 1);
+        release(shared.k, kv_tile + i);
         mask(i);
         bool done;
         const uint32_t asks = weigh<Element>(scores, scale_log2, state, p, &done);
         if (!done) weigh_under_new_maximum<Element, false>(scores, scale_log2, asks, state, p, o);
       }
-      release(shared.q, q_tile);
-      shared.v.wait_full(kv_tile);
-      clear_past_end(work.num_tiles - 1);
+      release(q, q_tile);
+      shared.v.wait_full(kv_tile + end - 1);
+      clear_past_end(end - 1);
       ptx::wgmma_fence();
-      issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile));
+      issue_p_v<Config, Element>(o, p, shared.v.tile(kv_tile + end - 1));
       ptx::wgmma_wait<0>();
-      release(shared.v, kv_tile);
-      ++kv_tile;
+      release(shared.v, kv_tile + end - 1);
+      // Now, not beside the product: it waits for tiles that may be loaded in the place of that V.
+      skip(kv_tile + end, num_tiles - end);
     } else {
-      release(shared.q, q_tile);
+      release(q, q_tile);
+      skip(kv_tile, num_tiles);
     }
     ++q_tile;
+    kv_tile += num_tiles;
 
     // ---- output
-    const Sequence sequence = sequence_again(problem, work);
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float l = quad_sum(state.l[r]);
-      const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
-      inverse[r] = empty ? 0.0f : 1.0f / l;
-      const int64_t row = work.tile_row + row_in_tile + 8 * r;
-      if (lane_in_quad == 0 && problem.lse.data != nullptr && row < sequence.len_q)
-        *problem.lse.at(work.b, work.head, sequence.first_q + row) =
+      // 0: the row sees no key, else the greatest score alone weighs 1.
+      inverse[r] = l == 0.0f ? 0.0f : ptx::rcp_approx_ftz(l);
+      if (lane_in_quad == 0 && work.lse != nullptr && row + 8 * r < work.rows)
+        work.lse[(row + 8 * r) * problem.lse.row_stride] =
             lse_of(state.m[r], factor_of_scores(problem), l);
     }
     scale_rows(o, inverse);
-    store_rows<Config, Element>(o, problem, work.b, work.head, sequence.first_q, sequence.len_q,
-                                work.tile_row + row_in_tile, lane_in_quad);
+    store_rows(o, static_cast<Element*>(work.o), problem.o.row_stride,
+               static_cast<int>(problem.head_dim), row, work.rows, lane_in_quad);
   });
 }
 
@@ -673,7 +749,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::tma_prefetch_map(maps.k);
     ptx::tma_prefetch_map(maps.v);
     constexpr uint32_t kConsumerWarps = 4 * Config::kConsumers;
-    shared.q.init(kConsumerWarps);
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.q(consumer).init(4);
     shared.k.init(kConsumerWarps);
     shared.v.init(kConsumerWarps);
     ptx::mbarrier_init_fence();
@@ -692,7 +768,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     if (threadIdx.x == 0) produce(shared, problem, maps, order, s_first_tiles);
   } else {
     ptx::setmaxnreg_inc<Config::kRegisters.of_consumer>();
-    consume(shared, problem, maps, order, s_first_tiles, warpgroup - 1);
+    consume(shared, problem, order, warpgroup - 1);
   }
 }
 
@@ -709,14 +785,29 @@ Status preload(const char* name, int device) {
   });
 }
 
-inline TileOrder tile_order(const Problem& p, int tile_m) {
+// Without a mask all tiles are alike, and heads come one after the other: what runs together reads the same K and V. With one, a
+// section is as few heads as make whole rounds, at most as many as fit L2 together. In both K and V of new heads come from
+// memory in every round. All at once, in the first of the rounds of a long section, blocks waited for them about as long as
+// they computed (docs/log/0023).
+inline TileOrder tile_order(const Problem& p, int tile_m, int64_t blocks) {
+  const int64_t heads = p.batch * p.heads_q, group = p.heads_q / p.heads_kv;
+  const int64_t m_tiles = ceil_div(p.len_q, tile_m);
+  const auto order = [&](int64_t section, int64_t sections, int64_t dealt) -> TileOrder {
+    return {static_cast<uint32_t>(m_tiles), static_cast<uint32_t>(m_tiles * heads),
+            static_cast<uint32_t>(section), static_cast<uint32_t>(sections),
+            static_cast<uint32_t>(dealt)};
+  };
+  if (p.mask.is_full()) return order(group, heads / group, 0);
   constexpr int64_t kSectionBytes = int64_t{32} << 20;  // of K and V, of the 60 MB of L2
   const int64_t head_bytes = 4 * p.len_k * p.head_dim;
-  const int64_t kv_heads = max64(1, kSectionBytes / head_bytes);
-  const int64_t heads = min64(p.batch * p.heads_q, kv_heads * (p.heads_q / p.heads_kv));
-  const int64_t m_tiles = ceil_div(p.len_q, tile_m);
-  return {static_cast<uint32_t>(m_tiles), static_cast<uint32_t>(heads),
-          static_cast<uint32_t>(m_tiles * p.batch * p.heads_q)};
+  const int64_t most = group * max64(1, kSectionBytes / head_bytes);
+  const int64_t whole_rounds = blocks / std::gcd(blocks, m_tiles);
+  const int64_t section = min64(heads, min64(most, group * ceil_div(whole_rounds, group)));
+  // The last rounds take the rest too, where that fits: they end together when their tiles are sorted together.
+  const int64_t rest = heads % section;
+  const bool joins = rest == 0 || section + rest <= most;
+  const int64_t sections = heads / section - (joins ? 1 : 0);
+  return order(section, sections, sections);
 }
 
 template <class Element, class Config>
@@ -728,14 +819,14 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
   // Of packed tensors too there are `batch` entries: all of them are the first, at a stride of 0.
   const int64_t rows_q = query_extents(p).rows, rows_k = key_extents(p).rows;
   TensorMaps maps;
-  CUFLASH_TRY(device::encode_tensor_map(p.q, p.batch, p.heads_q, rows_q, p.head_dim, Config::kTileM,
+  CUFLASH_TRY(device::encode_tensor_map(p.q, p.batch, p.heads_q, rows_q, p.head_dim, kWarpgroupRows,
                                         &maps.q));
   CUFLASH_TRY(device::encode_tensor_map(p.k, p.batch, p.heads_kv, rows_k, p.head_dim,
                                         Config::kTileN, &maps.k));
   CUFLASH_TRY(device::encode_tensor_map(p.v, p.batch, p.heads_kv, rows_k, p.head_dim,
                                         Config::kTileN, &maps.v));
   device::LaunchShape shape{plan.blocks, Config::kThreads, kSharedBytes<Config>};
-  const TileOrder order = tile_order(p, Config::kTileM);
+  const TileOrder order = tile_order(p, Config::kTileM, plan.blocks);
   if (p.features == nullptr)
     return device::launch(forward_kernel<Element, Config, Problem>, name, shape, context.stream, p,
                           maps, order);
