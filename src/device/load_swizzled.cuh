@@ -38,10 +38,9 @@ __device__ __forceinline__ void load_swizzled(Element* s_tile, const Element* g_
   const Element* g_chunk = g_tile + first * row_stride + column;
   const int64_t step = kRowsPerPass * row_stride;
   const auto s_chunk = [&](int row) {
-    // Rows 8 further on are permuted alike: said so, the address is one register and constants.
-    const uint32_t offset = kRowsPerPass % 8 == 0
-                                ? Tile::offset(first, chunk) + row * Tile::kRowBytes
-                                : Tile::offset(first + row, chunk);
+    // Rows 8 further on are permuted alike: said so, the addresses are a register for each of the passes over 8 rows
+    // and constants.
+    const uint32_t offset = Tile::offset(first + row % 8, chunk) + row / 8 * (8 * Tile::kRowBytes);
     return reinterpret_cast<Element*>(reinterpret_cast<unsigned char*>(s_tile) + offset);
   };
   if (vector_access && rows >= kRows && valid_columns > 0) {  // most tiles, without a question
