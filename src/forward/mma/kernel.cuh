@@ -36,6 +36,7 @@
 #include "device/once_per_device.hpp"
 #include "device/packed16.cuh"
 #include "device/ptx/mma.cuh"
+#include "forward/mma/block_order.hpp"
 #include "forward/mma/config.hpp"
 
 namespace cuflash::forward_mma {
@@ -240,7 +241,7 @@ __device__ void store_o(const float (&o)[kStrips][kCount], unsigned char* s_rows
 // ---- the kernel -----------------------------------------------------------------------------------
 
 template <class Element, class Config, class Call>
-__device__ void forward_block(const Call& problem, bool vector_access) {
+__device__ void forward_block(const Call& problem, const BlockOrder& order, bool vector_access) {
   using Layout = typename Config::Layout;
   constexpr int kTileN = Config::kTileN;
   constexpr int kStrips = Config::kStrips;
@@ -253,13 +254,7 @@ __device__ void forward_block(const Call& problem, bool vector_access) {
   const unsigned warp = threadIdx.x / 32;
   const unsigned lane = threadIdx.x % 32;
 
-  // Late rows first: under a causal mask they see the most keys, and the short blocks fill the end.
-  const auto heads_q = static_cast<uint32_t>(problem.heads_q);
-  const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
-  const uint32_t m_tile = gridDim.x / heads - 1 - blockIdx.x / heads;
-  const uint32_t b = blockIdx.x % heads / heads_q;
-  const uint32_t head = blockIdx.x % heads % heads_q;
-  const int64_t head_kv = problem.head_kv(head);
+  const auto [m_tile, b, head, head_kv] = order.place(blockIdx.x);
   const int head_dim = static_cast<int>(problem.head_dim);
   const int head_dim_v = kHasFeatures<Call> ? static_cast<int>(problem.head_dim_v) : head_dim;
   const float scale_log2 = quad_scale_log2(factor_of_scores(problem));
@@ -466,9 +461,10 @@ __device__ void forward_block(const Call& problem, bool vector_access) {
 template <class Element, int kHeadDim, class Call>
 __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
                                   kHasFeatures<Call> ? 1 : KernelConfig<kHeadDim>::kMinBlocks)
-    forward_kernel(const __grid_constant__ Call problem, bool vector_access) {
+    forward_kernel(const __grid_constant__ Call problem, const __grid_constant__ BlockOrder order,
+                   bool vector_access) {
   if constexpr (kHasMma<Element>) {
-    forward_block<Element, KernelConfig<kHeadDim>>(problem, vector_access);
+    forward_block<Element, KernelConfig<kHeadDim>>(problem, order, vector_access);
   } else {
     __trap();  // needs sm_80; the table refuses such GPUs
   }
@@ -497,11 +493,13 @@ Status launch(const char* name, const Problem& problem, const LaunchContext& con
       problem.aligned16 && problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
   const device::LaunchShape shape{m_tiles * problem.batch * problem.heads_q, Config::kThreads,
                                   kSharedBytes<kHeadDim>};
+  if (shape.blocks == 0) return CUFLASH_SUCCESS;
+  const BlockOrder order(problem, m_tiles, heads_together(problem));
   if (problem.features != nullptr)
     return device::launch(forward_kernel<Element, kHeadDim, FullProblem>, name, shape,
-                          context.stream, FullProblem(problem), vector_access);
+                          context.stream, FullProblem(problem), order, vector_access);
   return device::launch(forward_kernel<Element, kHeadDim, Problem>, name, shape, context.stream,
-                        problem, vector_access);
+                        problem, order, vector_access);
 }
 
 }  // namespace cuflash::forward_mma
