@@ -223,7 +223,9 @@ TEST(Tables, TheReferenceTakesEverythingEverywhere) {
 TEST(Tables, MmaTakesTheSmallestBucketThatFits) {
   const Tables tables;
   const auto choice = [&](Dtype dtype, int64_t head_dim, const Capabilities& c) {
-    return tables.choice(problem_of(Operation::kForward, dtype, head_dim), c);
+    Problem p = problem_of(Operation::kForward, dtype, head_dim);
+    p.batch = 100;  // a block for each SM
+    return tables.choice(p, c);
   };
   const Capabilities a100 = gpu(80, 166912);
   EXPECT_EQ(choice(Dtype::kF16, 32, a100), "fwd_mma_f16_d32");
@@ -240,6 +242,33 @@ TEST(Tables, MmaTakesTheSmallestBucketThatFits) {
   EXPECT_EQ(choice(Dtype::kF16, 33, gpu(75, k64KB)), "fwd_wmma_f16_d64");
 }
 
+TEST(Tables, MmaTakesTheSizeOfTilesThatSuits) {
+  const Tables tables;
+  const auto choice = [&](int64_t head_dim, int64_t batch, int64_t len, bool invariant = false,
+                          Capabilities c = gpu(100, k227KB)) {
+    Problem p = problem_of(Operation::kForward, Dtype::kBf16, head_dim);
+    p.batch = batch, p.len_q = p.len_k = len;
+    p.batch_invariant = invariant;
+    return tables.choice(p, c);
+  };
+  // 4 heads: up to 128 blocks of 128 rows.
+  EXPECT_EQ(choice(64, 8, 512), "fwd_mma_few_bf16_d64");
+  EXPECT_EQ(choice(64, 9, 512), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(128, 2, 2048), "fwd_mma_few_bf16_d128");
+  EXPECT_EQ(choice(128, 2, 2049), "fwd_mma_bf16_d128");
+  EXPECT_EQ(choice(96, 1, 1), "fwd_mma_bf16_d96");
+  // Many keys, where there is the shared memory.
+  EXPECT_EQ(choice(64, 9, 2047), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(64, 9, 2048), "fwd_mma_long_bf16_d64");
+  EXPECT_EQ(choice(256, 9, 1023), "fwd_mma_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 1024), "fwd_mma_wide_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 1024, false, gpu(80, 163 << 10)), "fwd_mma_bf16_d256");
+  // A longer neighbour must change nothing.
+  EXPECT_EQ(choice(64, 1, 1, true), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(64, 9, 2048, true), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(256, 9, 1024, true), "fwd_mma_bf16_d256");
+}
+
 TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   const Tables tables;
   const auto choice = [&](const Problem& p, int arch) {
@@ -248,8 +277,8 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
   p.aligned16 = true;
   EXPECT_EQ(choice(p, 90), "fwd_wgmma_bf16_d64");
-  EXPECT_EQ(choice(p, 80), "fwd_mma_bf16_d64");
-  EXPECT_EQ(choice(p, 100), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(p, 80), "fwd_mma_few_bf16_d64");
+  EXPECT_EQ(choice(p, 100), "fwd_mma_few_bf16_d64");
   Problem other = p;
   other.head_dim = other.head_dim_v = 72;
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d96");
@@ -263,21 +292,21 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   EXPECT_EQ(choice(other, 90), "fwd_wgmma_bf16_d256");
   other = p;
   other.aligned16 = false;
-  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_few_bf16_d64");
   other = p;
   other.k.head_stride = int64_t{1} << 39;
-  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_few_bf16_d64");
   other = p;
   other.len_k = (int64_t{1} << 31) - 8;
-  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_few_bf16_d64");
   other = p;
   other.len_k = 0;
-  EXPECT_EQ(choice(other, 90), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(other, 90), "fwd_mma_few_bf16_d64");
 
   // Few queries and keys are faster elsewhere; who asks for wgmma gets it.
   Problem few = problem_of(Operation::kForward, Dtype::kBf16, 64);
   few.len_q = few.len_k = 64;
-  EXPECT_EQ(choice(few, 90), "fwd_mma_bf16_d64");
+  EXPECT_EQ(choice(few, 90), "fwd_mma_few_bf16_d64");
   EXPECT_EQ(tables.choice(few, gpu(90, k227KB), "wgmma"), "fwd_wgmma_bf16_d64");
   few.len_k = 65;
   EXPECT_EQ(choice(few, 90), "fwd_wgmma_small_bf16_d64");
@@ -375,8 +404,8 @@ TEST(Tables, OldAndSmallGpus) {
   EXPECT_EQ(tables.choice(f16, gpu(70, 96 << 10)), "fwd_wmma_f16_d64");
   EXPECT_EQ(tables.choice(f16, gpu(75, k64KB)), "fwd_wmma_f16_d64");
   EXPECT_EQ(tables.choice(bf16, gpu(75, k64KB)), "fwd_scalar_bf16_d64");  // no wmma before sm_80
-  EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_mma_bf16_d64");
-  EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_mma_bf16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(80, 163 << 10)), "fwd_mma_few_bf16_d64");
+  EXPECT_EQ(tables.choice(bf16, gpu(120, k99KB)), "fwd_mma_few_bf16_d64");
 }
 
 // No variant is chosen on a GPU whose shared memory it does not fit.

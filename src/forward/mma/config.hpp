@@ -11,10 +11,17 @@ namespace cuflash::forward_mma {
 
 constexpr int kStripRows = 16;  // the m of a product
 
+enum TileSize {
+  kStandard,
+  kLong,  // for many keys: fewer blocks on an SM, of which each does a tile in fewer instructions
+  kFew,   // for so few rows that larger tiles leave SMs without a block
+  kWide,  // for devices with more shared memory than others
+};
 enum QPlace { kQShared, kQRegisters };  // where Q is read from for each tile of keys
 
 struct Tile {
   int head_dim;  // the bucket: a smaller head_dim is padded with zeros
+  TileSize size;
   int warps;
   int strips;  // of 16 query rows for each warp
   int tile_n;  // keys
@@ -26,31 +33,38 @@ struct Tile {
   const char* why;
 };
 
-// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All fits the 99 KB that a
-// block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
+// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All but kWide fits the 99 KB that
+// a block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
 constexpr Tile kTiles[] = {
-    {32, 4, 2, 64, 2, kQRegisters, 3, 1, 32,
+    {32, kStandard, 4, 2, 64, 2, kQRegisters, 3, 1, 32,
      "4 blocks would leave 128 registers, of which O, S and Q take 112"},
-    {64, 4, 2, 64, 2, kQShared, 3, 1, 32,
-     "the maxima of both strips asked for at once spill; 2 blocks with Q in registers: to be "
-     "measured"},
-    {96, 4, 2, 64, 2, kQShared, 2, 2, 32, "3 blocks would leave 168 registers; O and S take 160"},
-    {128, 4, 2, 64, 2, kQShared, 2, 2, 32, "O and S take 192 registers"},
-    {192, 8, 1, 64, 2, kQRegisters, 1, 1, 32,
+    {64, kStandard, 4, 2, 64, 2, kQShared, 3, 1, 32,
+     "the maxima of both strips asked for at once spill"},
+    {64, kLong, 4, 2, 64, 2, kQRegisters, 2, 2, 32,
+     "3 to 6 % faster from 2048 keys on, 6 to 9 % slower at 512"},
+    {64, kFew, 4, 1, 64, 2, kQRegisters, 3, 1, 32, "half the rows: twice the blocks"},
+    {96, kStandard, 4, 2, 64, 2, kQShared, 2, 2, 32,
+     "3 blocks would leave 168 registers; O and S take 160"},
+    {128, kStandard, 4, 2, 64, 2, kQShared, 2, 2, 32, "O and S take 192 registers"},
+    {128, kFew, 4, 1, 64, 2, kQShared, 2, 1, 32, "half the rows: twice the blocks"},
+    {192, kStandard, 8, 1, 64, 2, kQRegisters, 1, 1, 32,
      "2 strips would take 192 registers for O; Q has no room in 99 KB"},
-    {256, 4, 1, 64, 1, kQShared, 2, 1, 32,
+    {256, kStandard, 4, 1, 64, 1, kQShared, 2, 1, 32,
      "2 strips would take 256 registers for O; a second stage has no room in 99 KB"},
+    {256, kWide, 8, 1, 64, 2, kQShared, 1, 1, 32,
+     "K and V come from L2 for twice the rows: half the 4.8 TB/s of 64 rows at 310 TFLOP/s"},
 };
 
-constexpr Tile tile_of(int head_dim) {
+constexpr Tile tile_of(int head_dim, TileSize size) {
   for (const Tile& tile : kTiles)
-    if (tile.head_dim == head_dim) return tile;
+    if (tile.head_dim == head_dim && tile.size == size) return tile;
   return {};
 }
 
-template <int kHeadDimBucket>
+template <int kHeadDimBucket, TileSize kSize>
 struct KernelConfig {
-  static constexpr Tile kTile = tile_of(kHeadDimBucket);
+  static constexpr Tile kTile = tile_of(kHeadDimBucket, kSize);
+  static_assert(kTile.head_dim == kHeadDimBucket, "no such row");
   static constexpr int kHeadDim = kHeadDimBucket;
   static constexpr int kThreads = 32 * kTile.warps;
   static constexpr int kStrips = kTile.strips;
@@ -83,7 +97,7 @@ struct SharedStorage {
   std::conditional_t<Config::kQInRegisters, Nothing, QTile> q;  // at the end: O
 };
 
-template <int kHeadDim>
-constexpr int kSharedBytes = sizeof(SharedStorage<KernelConfig<kHeadDim>, uint16_t>);
+template <class Config>
+constexpr int kSharedBytes = sizeof(SharedStorage<Config, uint16_t>);
 
 }  // namespace cuflash::forward_mma

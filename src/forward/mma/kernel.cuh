@@ -458,13 +458,12 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
 }
 
 // With features there may be fewer blocks on an SM: scores in the making take registers.
-template <class Element, int kHeadDim, class Call>
-__global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
-                                  kHasFeatures<Call> ? 1 : KernelConfig<kHeadDim>::kMinBlocks)
+template <class Element, class Config, class Call>
+__global__ void __launch_bounds__(Config::kThreads, kHasFeatures<Call> ? 1 : Config::kMinBlocks)
     forward_kernel(const __grid_constant__ Call problem, const __grid_constant__ BlockOrder order,
                    bool vector_access) {
   if constexpr (kHasMma<Element>) {
-    forward_block<Element, KernelConfig<kHeadDim>>(problem, order, vector_access);
+    forward_block<Element, Config>(problem, order, vector_access);
   } else {
     __trap();  // needs sm_80; the table refuses such GPUs
   }
@@ -472,33 +471,32 @@ __global__ void __launch_bounds__(KernelConfig<kHeadDim>::kThreads,
 
 // ---- host side ------------------------------------------------------------------------------------
 
-template <class Element, int kHeadDim>
+template <class Element, class Config>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
-    CUFLASH_TRY(device::load_kernel(forward_kernel<Element, kHeadDim, Problem>, name,
-                                    kSharedBytes<kHeadDim>));
-    return device::load_kernel(forward_kernel<Element, kHeadDim, FullProblem>, name,
-                               kSharedBytes<kHeadDim>);
+    CUFLASH_TRY(
+        device::load_kernel(forward_kernel<Element, Config, Problem>, name, kSharedBytes<Config>));
+    return device::load_kernel(forward_kernel<Element, Config, FullProblem>, name,
+                               kSharedBytes<Config>);
   });
 }
 
-template <class Element, int kHeadDim>
+template <class Element, class Config>
 Status launch(const char* name, const Problem& problem, const LaunchContext& context) {
-  using Config = KernelConfig<kHeadDim>;
-  static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<kHeadDim>);
-  CUFLASH_TRY((preload<Element, kHeadDim>(name, context.device)));
+  static_assert(sizeof(SharedStorage<Config, Element>) == kSharedBytes<Config>);
+  CUFLASH_TRY((preload<Element, Config>(name, context.device)));
   const int64_t m_tiles = ceil_div(problem.len_q, Config::kTileM);
   const bool vector_access =
       problem.aligned16 && problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
   const device::LaunchShape shape{m_tiles * problem.batch * problem.heads_q, Config::kThreads,
-                                  kSharedBytes<kHeadDim>};
+                                  kSharedBytes<Config>};
   if (shape.blocks == 0) return CUFLASH_SUCCESS;
   const BlockOrder order(problem, m_tiles, heads_together(problem));
   if (problem.features != nullptr)
-    return device::launch(forward_kernel<Element, kHeadDim, FullProblem>, name, shape,
-                          context.stream, FullProblem(problem), order, vector_access);
-  return device::launch(forward_kernel<Element, kHeadDim, Problem>, name, shape, context.stream,
+    return device::launch(forward_kernel<Element, Config, FullProblem>, name, shape, context.stream,
+                          FullProblem(problem), order, vector_access);
+  return device::launch(forward_kernel<Element, Config, Problem>, name, shape, context.stream,
                         problem, order, vector_access);
 }
 
