@@ -220,6 +220,22 @@ __device__ void store_o(const float (&o)[kStrips][kCount], unsigned char* s_rows
           device::pack16<Element>(o[strip][i], o[strip][i + 1]);
     }
   __syncwarp();  // SAFETY: the rows are written before other lanes read them.
+  // Most tiles, without a question: a lane keeps its chunk, and rows 8 further on are permuted alike.
+  if constexpr (32 % kChunks == 0) {
+    if (vector_access && rows >= Config::kWarpRows) {
+      constexpr int kRowsPerPass = 32 / kChunks;
+      const unsigned first = lane / kChunks;
+      const unsigned chunk = lane % kChunks;
+      if (static_cast<int>(chunk) * kChunk >= channels) return;
+      const int64_t step = kRowsPerPass * row_stride;
+      Element* g_chunk = g_rows + first * row_stride + chunk * kChunk;
+#pragma unroll
+      for (int row = 0; row < Config::kWarpRows; row += kRowsPerPass, g_chunk += step)
+        *reinterpret_cast<uint4*>(g_chunk) = *reinterpret_cast<const uint4*>(
+            s_rows + Layout::offset(first + row % 8, chunk) + row / 8 * (8 * Layout::kRowBytes));
+      return;
+    }
+  }
 #pragma unroll 4
   for (unsigned i = lane; i < Config::kWarpRows * kChunks; i += 32) {
     const unsigned row = i / kChunks;
