@@ -37,6 +37,7 @@ CPU_PAIRS = "src/cpu/blocked/pairs.hpp"
 CPU_DEQUANTISE = "src/cpu/blocked/dequantise.hpp"
 WGMMA = "src/forward/wgmma/kernel.cuh"
 MMA = "src/forward/mma/kernel.cuh"
+MMA_BLOCK_ORDER = "src/forward/mma/block_order.hpp"
 QUAD_SOFTMAX = "src/attention/quad_softmax.cuh"
 WMMA_SOFTMAX = "src/attention/wmma_softmax.cuh"
 STORE_ROWS = "src/device/store_rows.cuh"
@@ -631,6 +632,11 @@ FAULTS = [
     mma("weights_not_dropped", "if (modified.keeps(column)) kept_of_strip", "kept_of_strip", "CasesOfModifiers.B143*"),
     mma("rows_past_the_end_written", "if (row >= rows || channel >= channels) continue;",
         "if (channel >= channels) continue;", "Property.P16*"),
+    mma("rows_of_a_whole_tile_not_permuted", "Layout::offset(first + row % 8, chunk) + row / 8 * (8 * Layout::kRowBytes)",
+        "Layout::offset(first, chunk) + row * Layout::kRowBytes", "Corners.Accurate/cuda_fwd_mma_*"),
+    mma("every_group_the_first", "group * group_heads.divisor + in_group", "in_group", "CasesOfLimits.MoreKeysThanL2*",
+        MMA_BLOCK_ORDER),
+    mma("keys_of_the_first_head", "heads_of_kv.quotient(head)}", "0}", "Corners.Accurate/cuda_fwd_mma_*", MMA_BLOCK_ORDER),
 
     # ---- the wgmma forward ----
     wgmma("right_edge_unmasked", "return low_bits(before(end)) & ~low_bits(before(begin));",

@@ -18,7 +18,7 @@
 // With two stages nothing holds the warps together but one barrier for each tile, so that some use the tensor cores while
 // others exponentiate. A warp of which no row sees a key of the tile leaves it out.
 //
-// Shared memory, for head_dim 128 (96 KB, as at 192 and 256; 48 KB at 64), swizzled as in device/mma_tile.hpp:
+// Shared memory, for head_dim 128 (96 KB, as at 192 and 256; 48 KB at 64; other sizes of tiles: README.md), swizzled as in device/mma_tile.hpp:
 //   stages[2]  k [64][128], v [64][128]  16 bit  65,536 bytes    where Q is kept in registers it passes through the second
 //   q          [128][128]                16 bit  32,768          at the end: O
 //
