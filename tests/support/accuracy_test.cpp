@@ -138,20 +138,22 @@ TEST_P(AccuracyRule, JudgeTakesOtherSamplesOfThePlainAlgorithm) {
   }
 }
 
-// One key with a weight of e^-14, so that dS is below the normal numbers of f16: its last bit is a thousandth of it, and how
-// twelve such errors add up is one number.
-TEST(AccuracyRule, GradientsBelowTheNormalNumbersHaveSamplesToo) {
+// A block of one key with a weight of e^-10 / 64, so that dS is below the normal numbers of f16: its last bit is some per cent of
+// it, and how twelve such errors add up is one number.
+TEST(AccuracyRuleOfF16, GradientsBelowTheNormalNumbersHaveSamplesToo) {
   Problem problem;
   problem.operation = Operation::kBackward;
   problem.dtype = Dtype::kF16;
-  problem.shape = {1, 1, 1, 12, 2, 8};
+  constexpr int64_t kKeys = kBlockRows + 1;
+  problem.shape = {1, 1, 1, 12, kKeys, 8};
   problem.scale_set = true;
   problem.scale = 1;
-  Inputs inputs{Tensor(1, 1, 12, 8), Tensor(1, 1, 2, 8), Tensor(1, 1, 2, 8), {}, {}, {}};
+  Inputs inputs{Tensor(1, 1, 12, 8), Tensor(1, 1, kKeys, 8), Tensor(1, 1, kKeys, 8), {}, {}, {}};
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     inputs.q = Tensor::from(1, 1, 12, 8, [](auto, auto, auto, auto ch) { return ch == 0 ? 4 : 1; });
-    inputs.k = Tensor::from(
-        1, 1, 2, 8, [](auto, auto, auto j, auto ch) { return j == 1 && ch == 0 ? -3.5 : 0; });
+    inputs.k = Tensor::from(1, 1, kKeys, 8, [](auto, auto, auto j, auto ch) {
+      return j == kKeys - 1 && ch == 0 ? -2.5 : 0;
+    });
     fill(inputs.v, DataKind::kNormal, 3, seed, 0, problem.dtype);
     inputs.d_o = Tensor(1, 1, 12, 8);
     fill(inputs.d_o, DataKind::kNormal, 4, seed, 0, problem.dtype);
@@ -163,7 +165,7 @@ TEST(AccuracyRule, GradientsBelowTheNormalNumbersHaveSamplesToo) {
         judge(problem, inputs, plain_with_underflow(problem, inputs, 12345 + seed));
     EXPECT_TRUE(accuracy.ok) << seed << ' ' << accuracy.where << ' ' << accuracy.worst;
     Results wrong = exact;
-    for (double& x : wrong.dk.x) x *= 1.1;
+    for (int64_t ch = 0; ch < 8; ++ch) wrong.dk.at(0, 0, kKeys - 1, ch) = 0;
     EXPECT_FALSE(judge(problem, inputs, wrong).ok) << seed;
   }
 }

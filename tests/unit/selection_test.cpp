@@ -198,7 +198,7 @@ TEST(Tables, WmmaBackwardRefusesFactorsOfDropoutThatF16DoesNotHold) {
     return tables.choice(p, gpu(90, k227KB));
   };
   EXPECT_EQ(choice(Dtype::kF16, 0.9999f), "bwd_wmma_f16_d64");
-  EXPECT_EQ(choice(Dtype::kF16, 1 - 0x1p-17f), "bwd_reference_f16");
+  EXPECT_EQ(choice(Dtype::kF16, 1 - 0x1p-17f), "bwd_scalar_f16_d64");
   EXPECT_EQ(choice(Dtype::kF16, 1), "bwd_wmma_f16_d64");  // all are dropped
   EXPECT_EQ(choice(Dtype::kBf16, 1 - 0x1p-17f), "bwd_wmma_bf16_d64");
 }
@@ -244,12 +244,11 @@ TEST(Tables, MmaTakesTheSmallestBucketThatFits) {
 
 TEST(Tables, MmaTakesTheSizeOfTilesThatSuits) {
   const Tables tables;
-  const auto choice = [&](int64_t head_dim, int64_t batch, int64_t len, bool invariant = false,
-                          Capabilities c = gpu(100, k227KB)) {
+  const auto choice = [&](int64_t head_dim, int64_t batch, int64_t len, bool invariant = false) {
     Problem p = problem_of(Operation::kForward, Dtype::kBf16, head_dim);
     p.batch = batch, p.len_q = p.len_k = len;
     p.batch_invariant = invariant;
-    return tables.choice(p, c);
+    return tables.choice(p, gpu(100, k227KB));
   };
   // 4 heads: up to 128 blocks of 128 rows.
   EXPECT_EQ(choice(64, 8, 512), "fwd_mma_few_bf16_d64");
@@ -257,16 +256,13 @@ TEST(Tables, MmaTakesTheSizeOfTilesThatSuits) {
   EXPECT_EQ(choice(128, 2, 2048), "fwd_mma_few_bf16_d128");
   EXPECT_EQ(choice(128, 2, 2049), "fwd_mma_bf16_d128");
   EXPECT_EQ(choice(96, 1, 1), "fwd_mma_bf16_d96");
-  // Many keys, where there is the shared memory.
+  // Many keys.
   EXPECT_EQ(choice(64, 9, 2047), "fwd_mma_bf16_d64");
   EXPECT_EQ(choice(64, 9, 2048), "fwd_mma_long_bf16_d64");
-  EXPECT_EQ(choice(256, 9, 1023), "fwd_mma_bf16_d256");
-  EXPECT_EQ(choice(256, 9, 1024), "fwd_mma_wide_bf16_d256");
-  EXPECT_EQ(choice(256, 9, 1024, false, gpu(80, 163 << 10)), "fwd_mma_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 2048), "fwd_mma_bf16_d256");
   // A longer neighbour must change nothing.
   EXPECT_EQ(choice(64, 1, 1, true), "fwd_mma_bf16_d64");
   EXPECT_EQ(choice(64, 9, 2048, true), "fwd_mma_bf16_d64");
-  EXPECT_EQ(choice(256, 9, 1024, true), "fwd_mma_bf16_d256");
 }
 
 TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {

@@ -21,7 +21,7 @@ TEST(WgmmaTile, SwizzlePermutesTheChunksOfEachRow) {
   }
 }
 
-// What stmatrix and wgmma read at a time: the same chunk of eight rows that follow one another.
+// What wgmma reads at a time: the same chunk of eight rows that follow one another.
 TEST(WgmmaTile, EightRowsOfOneChunkLieInDifferentBanks) {
   for (uint32_t first = 0; first < 8; ++first)
     for (uint32_t chunk = 0; chunk < 8; ++chunk) {

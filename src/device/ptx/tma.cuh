@@ -1,6 +1,5 @@
-// Copies of boxes of tensors between global and shared memory by the tensor memory accelerator (sm_90). One thread
-// issues a copy of the whole box. Loads fill what lies outside the tensor with zeros and count it; stores leave it
-// out. PTX ISA: "Data Movement and Conversion Instructions: cp.async.bulk.tensor".
+// Copies of boxes of tensors from global to shared memory by the tensor memory accelerator (sm_90). One thread issues a copy
+// of the whole box. What lies outside the tensor becomes zeros, and counts. PTX ISA: "Data Movement and Conversion Instructions: cp.async.bulk.tensor".
 #pragma once
 
 #include <cuda.h>
@@ -22,23 +21,6 @@ __device__ __forceinline__ void tma_load_4d(uint32_t s_box, const CUtensorMap& m
       " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(s_box),
       "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
-}
-
-__device__ __forceinline__ void tma_store_4d(const CUtensorMap& map, uint32_t s_box, int32_t x0,
-                                             int32_t x1, int32_t x2, int32_t x3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(&map),
-      "r"(s_box), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-      : "memory");
-}
-__device__ __forceinline__ void tma_store_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until this thread's stores have read shared memory, except the youngest kPending groups.
-template <int kPending>
-__device__ __forceinline__ void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to asynchronous copies and products.

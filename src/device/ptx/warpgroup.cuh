@@ -25,14 +25,4 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Stores four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-// PTX ISA: "Warp-level Matrix Store Instruction: stmatrix".
-__device__ __forceinline__ void stmatrix_x4(uint32_t s_row_address, uint32_t r0, uint32_t r1,
-                                            uint32_t r2, uint32_t r3) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(s_row_address),
-      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-      : "memory");
-}
-
 }  // namespace cuflash::device::ptx

@@ -15,7 +15,6 @@ enum TileSize {
   kStandard,
   kLong,  // for many keys: fewer blocks on an SM, of which each does a tile in fewer instructions
   kFew,   // for so few rows that larger tiles leave SMs without a block
-  kWide,  // for devices with more shared memory than others
 };
 enum QPlace { kQShared, kQRegisters };  // where Q is read from for each tile of keys
 
@@ -33,15 +32,15 @@ struct Tile {
   const char* why;
 };
 
-// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All but kWide fits the 99 KB that
-// a block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
+// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All fits the 99 KB that a
+// block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
 constexpr Tile kTiles[] = {
     {32, kStandard, 4, 2, 64, 2, kQRegisters, 3, 1, 32,
      "4 blocks would leave 128 registers, of which O, S and Q take 112"},
     {64, kStandard, 4, 2, 64, 2, kQShared, 3, 1, 32,
      "the maxima of both strips asked for at once spill"},
     {64, kLong, 4, 2, 64, 2, kQRegisters, 2, 2, 32,
-     "3 to 6 % faster from 2048 keys on, 6 to 9 % slower at 512"},
+     "3 to 9 % faster from 2048 keys on, 6 to 9 % slower at 512"},
     {64, kFew, 4, 1, 64, 2, kQRegisters, 3, 1, 32, "half the rows: twice the blocks"},
     {96, kStandard, 4, 2, 64, 2, kQShared, 2, 2, 32,
      "3 blocks would leave 168 registers; O and S take 160"},
@@ -51,8 +50,6 @@ constexpr Tile kTiles[] = {
      "2 strips would take 192 registers for O; Q has no room in 99 KB"},
     {256, kStandard, 4, 1, 64, 1, kQShared, 2, 1, 32,
      "2 strips would take 256 registers for O; a second stage has no room in 99 KB"},
-    {256, kWide, 8, 1, 64, 2, kQShared, 1, 1, 32,
-     "K and V come from L2 for twice the rows: half the 4.8 TB/s of 64 rows at 310 TFLOP/s"},
 };
 
 constexpr Tile tile_of(int head_dim, TileSize size) {

@@ -17,7 +17,6 @@
   ROW(fwd_mma_few_f16_d128, kF16, 128, kFew, 34)    \
   ROW(fwd_mma_f16_d192, kF16, 192, kStandard, 31)   \
   ROW(fwd_mma_f16_d256, kF16, 256, kStandard, 30)   \
-  ROW(fwd_mma_wide_f16_d256, kF16, 256, kWide, 29)  \
   ROW(fwd_mma_bf16_d32, kBf16, 32, kStandard, 43)   \
   ROW(fwd_mma_bf16_d64, kBf16, 64, kStandard, 42)   \
   ROW(fwd_mma_long_bf16_d64, kBf16, 64, kLong, 41)  \
@@ -26,8 +25,7 @@
   ROW(fwd_mma_bf16_d128, kBf16, 128, kStandard, 35) \
   ROW(fwd_mma_few_bf16_d128, kBf16, 128, kFew, 34)  \
   ROW(fwd_mma_bf16_d192, kBf16, 192, kStandard, 31) \
-  ROW(fwd_mma_bf16_d256, kBf16, 256, kStandard, 30) \
-  ROW(fwd_mma_wide_bf16_d256, kBf16, 256, kWide, 29)
+  ROW(fwd_mma_bf16_d256, kBf16, 256, kStandard, 30)
 
 namespace cuflash {
 namespace forward_mma {
@@ -53,19 +51,18 @@ Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capa
 // The size that suits a problem best, where there is one of the bucket.
 TileSize suited(const Problem& p, int head_dim) {
   constexpr int64_t kLargeRows = 128, kFewBlocks = 128;  // an H200 has 132 SMs, an A100 108
-  constexpr int64_t kManyKeys = 2048, kManyKeysForWide = 1024;
+  constexpr int64_t kManyKeys = 2048;
   if (head_dim == 64 || head_dim == 128) {
     const int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kLargeRows);
     if (blocks <= kFewBlocks) return kFew;
   }
   if (head_dim == 64 && p.len_k >= kManyKeys) return kLong;
-  if (head_dim == 256 && p.len_k >= kManyKeysForWide) return kWide;
   return kStandard;
 }
 
 // The suited size keeps its rank, the others fall below all sizes of their bucket.
 int rank_for(const Problem& p, int head_dim, TileSize size, int rank) {
-  const int sizes = head_dim == 64 ? 3 : head_dim == 128 || head_dim == 256 ? 2 : 0;
+  const int sizes = head_dim == 64 ? 3 : head_dim == 128 ? 2 : 0;
   return size == suited(p, head_dim) ? rank : rank - sizes;
 }
 

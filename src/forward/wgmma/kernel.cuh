@@ -34,6 +34,7 @@
 
 #include "attention/base2_softmax.cuh"
 #include "attention/key_range.hpp"
+#include "attention/quad_softmax.cuh"
 #include "attention/tile_rows.hpp"
 #include "core/variant.hpp"
 #include "device/launch.cuh"
@@ -360,15 +361,6 @@ struct RowStates {
   float offset[2];      // -m * scale_log2; NaN where weigh() cannot work with m
   float l[2] = {0, 0};  // of the weights that this lane computed
 };
-
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kFullWarp, x, 1);
-  return x + __shfl_xor_sync(kFullWarp, x, 2);
-}
 
 // The first `count` bits.
 __device__ inline uint32_t low_bits(int count) {
