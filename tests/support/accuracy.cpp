@@ -169,12 +169,12 @@ Accuracy judge(const Problem& problem, const Inputs& inputs, const Results& got)
   const int64_t work = shape.batch * shape.heads_q * shape.len_q * shape.len_k * shape.head_dim;
   const size_t most_samples = work > 50'000'000 ? 8 : work > 5'000'000 ? 64 : 256;
   Expected& expected = expected_of(problem, inputs);
-  std::deque<Results> from_given_forward, with_underflow;
+  std::deque<Results> from_given_forward, with_underflow, in_natural_orders;
   const auto judge_by_samples = [&](size_t count) {
     std::vector<const Results*> samples;
     for (size_t n = 0; n < count; ++n) samples.push_back(&expected.plain[n]);
-    for (const Results& sample : from_given_forward) samples.push_back(&sample);
-    for (const Results& sample : with_underflow) samples.push_back(&sample);
+    for (const auto* more : {&from_given_forward, &with_underflow, &in_natural_orders})
+      for (const Results& sample : *more) samples.push_back(&sample);
     return judge_by(problem, got, expected.reference, samples);
   };
   size_t count = 1;
@@ -189,6 +189,9 @@ Accuracy judge(const Problem& problem, const Inputs& inputs, const Results& got)
           plain_from_given_forward(problem, inputs, from_given_forward.size()));
     while (problem.dtype == Dtype::kF16 && with_underflow.size() < count)
       with_underflow.push_back(plain_with_underflow(problem, inputs, 1 + with_underflow.size()));
+    while (in_natural_orders.size() < count)
+      in_natural_orders.push_back(
+          plain_in_natural_orders(problem, inputs, 1 + in_natural_orders.size()));
     accuracy = judge_by_samples(count);
   }
   return accuracy;

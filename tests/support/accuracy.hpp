@@ -7,7 +7,8 @@
 // One run of the plain algorithm is one sample of its error, and in a block of few numbers that sample may be tiny by
 // luck. judge() therefore takes more samples (see plain()) where the first does not excuse an error, and the
 // largest counts. For a backward pass half of them work from the O that it was given: with few channels the error of that,
-// which is the forward's, may be most of dQ's. In f16 as many again round what is below the normal numbers.
+// which is the forward's, may be most of dQ's. In f16 as many again round what is below the normal numbers,
+// and as many keep the order of memory in about half of their sums.
 #pragma once
 
 #include <string>

@@ -170,6 +170,40 @@ TEST(AccuracyRuleOfF16, GradientsBelowTheNormalNumbersHaveSamplesToo) {
   }
 }
 
+// One key is seen, so dS = dO V - delta is the difference of two sums of the same terms. In the order of memory these go far
+// up and then down, in almost all others they stay near 0.
+TEST(AccuracyRuleOfF32, TheOrderOfMemoryHasSamplesToo) {
+  Problem problem;
+  problem.operation = Operation::kBackward;
+  constexpr int64_t kDim = 256;
+  problem.shape = {1, 1, 1, 1, 1, kDim};
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Inputs inputs{Tensor(1, 1, 1, kDim), Tensor(1, 1, 1, kDim), Tensor(1, 1, 1, kDim), {}, {}, {}};
+    fill(inputs.k, DataKind::kNormal, 2, seed, 0, problem.dtype);
+    inputs.d_o = Tensor(1, 1, 1, kDim);
+    fill(inputs.d_o, DataKind::kNormal, 4, seed, 0, problem.dtype);
+    float in_order = 0;
+    double exact = 0;
+    for (int64_t ch = 0; ch < kDim; ++ch) {
+      double& d_o = inputs.d_o.at(0, 0, 0, ch);
+      d_o = (ch < kDim / 2 ? 1 : -1) * std::abs(d_o);
+      inputs.v.at(0, 0, 0, ch) = 1;
+      in_order += static_cast<float>(d_o);
+      exact += d_o;
+    }
+    inputs.o = inputs.v;
+    Results got = oracle(problem, inputs);
+    inputs.lse = got.lse;
+    const double d_s = in_order - static_cast<float>(exact);
+    for (int64_t ch = 0; ch < kDim; ++ch)
+      got.dq.at(0, 0, 0, ch) = d_s * inputs.k.at(0, 0, 0, ch) / std::sqrt(kDim);
+    const Accuracy accuracy = judge(problem, inputs, got);
+    EXPECT_TRUE(accuracy.ok) << seed << ' ' << accuracy.where << ' ' << accuracy.worst;
+    got.dq.at(0, 0, 0, 3) += 1e-3;
+    EXPECT_FALSE(judge(problem, inputs, got).ok) << seed;
+  }
+}
+
 TEST_P(AccuracyRule, RefusesAMissingTensor) {
   const Sample s(GetParam());
   EXPECT_FALSE(check_tensor("o", Tensor(), s.reference, {&s.plain}, GetParam()).ok);

@@ -182,22 +182,27 @@ void add_scaled(Real* sum, Real factor, const Real* row, int64_t dim) {
   for (int64_t c = 0; c < dim; ++c) sum[c] += factor * row[c];
 }
 
+// Of variations: what they take from elsewhere, and what they do not vary.
+struct Kind {
+  bool given_forward = false, keeps_subnormals = true, natural_orders = false;
+};
+
 template <class Precision>
 class Attention {
   using Real = typename Precision::Real;
 
  public:
-  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, bool given = false,
-            bool keeps_subnormals = true)
+  Attention(const Problem& problem, const Inputs& inputs, uint64_t variation, Kind kind = {})
       : p_(problem),
         in_(inputs),
-        precision_{problem.dtype, problem.output_dtype(), keeps_subnormals},
+        precision_{problem.dtype, problem.output_dtype(), kind.keeps_subnormals},
         scale_(precision_.scale(problem)),
         vary_(variation != 0),
         variation_(variation),
         rows_alike_(variation % 4 == 1),
-        forward_o_(given ? inputs.o : out_.o),
-        forward_lse_(given ? inputs.lse : out_.lse),
+        natural_orders_(kind.natural_orders),
+        forward_o_(kind.given_forward ? inputs.o : out_.o),
+        forward_lse_(kind.given_forward ? inputs.lse : out_.lse),
         random_(variation),
         products_(!vary_
                       ? Products::kRounded
@@ -258,6 +263,7 @@ class Attention {
     return list;
   }
   void shuffle(std::vector<int64_t>& list) {
+    if (natural_orders_ && random_.below(2) == 0) return;
     for (size_t n = list.size(); vary_ && n > 1; --n)
       std::swap(list[n - 1], list[random_.below(static_cast<int64_t>(n))]);
   }
@@ -394,7 +400,7 @@ class Attention {
   const uint64_t variation_;
   // Whether all rows take the same choices, as a kernel's rows do: where a batch or heads repeat one row, by stride 0,
   // its error is theirs, and an average over rows of different luck is not to be had.
-  const bool rows_alike_;
+  const bool rows_alike_, natural_orders_;
   Results out_;
   const Tensor &forward_o_, &forward_lse_;  // what the backward pass starts from
   Random random_;
@@ -417,11 +423,15 @@ Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation) 
 }
 
 Results plain_with_underflow(const Problem& problem, const Inputs& inputs, uint64_t variation) {
-  return Attention<SamePrecision>(problem, inputs, variation, false, false).run();
+  return Attention<SamePrecision>(problem, inputs, variation, {false, false, false}).run();
+}
+
+Results plain_in_natural_orders(const Problem& problem, const Inputs& inputs, uint64_t variation) {
+  return Attention<SamePrecision>(problem, inputs, variation, {false, true, true}).run();
 }
 
 Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation) {
-  return Attention<SamePrecision>(problem, inputs, variation, true).run();
+  return Attention<SamePrecision>(problem, inputs, variation, {true, true, false}).run();
 }
 
 Results merge_oracle(const std::vector<Results>& parts, bool base2) {

@@ -120,6 +120,9 @@ Results plain(const Problem& problem, const Inputs& inputs, uint64_t variation =
 // Variations of f16 that round P and dS below the normal numbers too. There an error is a large part of the value, and one
 // evaluation of a block with one such value tells as little about it as any single number does.
 Results plain_with_underflow(const Problem& problem, const Inputs& inputs, uint64_t variation);
+// Variations in which about half of the sums keep the order of memory, as most loops do. Its partial sums may go much further
+// than those of almost every other order.
+Results plain_in_natural_orders(const Problem& problem, const Inputs& inputs, uint64_t variation);
 // The same for kBackward with delta and P from inputs.o and inputs.lse, whose rounding errors are the forward pass's.
 Results plain_from_given_forward(const Problem& problem, const Inputs& inputs, uint64_t variation);
 
