@@ -4,7 +4,12 @@
     compare.py --preset tokens16k --output benchmarks/results/DATE-GPU-compare.jsonl
     compare.py --head-dim 128 --mask causal --kernels auto,mma --peers sdpa_flash
     compare.py --preset few-blocks --graph 20
+    compare.py --preset ragged --dtype f16,bf16
     compare.py --device cpu --preset tiny
+
+Points that differ in dtype or key/value heads alone take turns in the same rounds. Beside ragged batches dense ones are
+timed, of the same dtype, mask and heads: what the sequences would take at their speeds, to what they take, is a line's
+dense_ratio.
 
 Each result is compared with sampled rows in double precision before it is timed and after; a wrong one is not timed
 but reported as such, and the exit status is 1. Data are normally distributed, times those of CUDA events. Lines of
@@ -39,7 +44,7 @@ import cuflash  # noqa: E402
 from comparison.contestants import cuflash_with, peers  # noqa: E402
 from comparison.devices import DEVICES  # noqa: E402
 from comparison.measuring import Plan, measure  # noqa: E402
-from comparison.points import add_axes, points  # noqa: E402
+from comparison.points import add_axes, groups, points  # noqa: E402
 
 DISTRIBUTIONS = ("torch", "numpy", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "flash-attn", "flash-attn-3", "fa3-fwd",
                  "flash-attn-4", "flashinfer-python")
@@ -70,7 +75,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     try:
         options.points = points(options)
         names = None if options.peers is None else [] if options.peers == "none" else options.peers.split(",")
-        options.makers, options.missing = peers(options.device, names)
+        options.makers, options.missing = peers(options.device, names, options.points)
     except ValueError as error:
         parser.error(str(error))
     ours = {"cuflash" if kernel == "auto" else f"cuflash:{kernel}": cuflash_with(None if kernel == "auto" else kernel)
@@ -124,23 +129,25 @@ class Progress:
     def left(self) -> float:
         return self._seconds - (time.monotonic() - START)
 
-    def share(self) -> float:
-        """Of the time that is left, what the next point may take."""
-        return self.left() / (self._total - self._done)
+    def share(self, points: int) -> float:
+        """Of the time that is left, what the next points may take."""
+        return self.left() * points / (self._total - self._done)
 
     def show(self, point, rows: list[dict]) -> None:
         self._done += 1
         results = [f"{row['contestant']} {row['tflops']:.4g}" if "ms" in row else f"{row['contestant']} FAILED"
                    for row in rows]
         ratios = [f"x{row['ratio']:.2f} of {row['best_peer']}" for row in rows if "ratio" in row]
+        ratios += [f"x{row['dense_ratio']:.2f} of dense" for row in rows if "dense_ratio" in row]
         hidden = [row["contestant"] for row in rows if row.get("host_ms", 0) > 0.9 * row.get("ms", math.inf)]
         gone = time.monotonic() - START
         eta = min((gone - self._begin) / self._done * (self._total - self._done), max(self.left(), 0))
         print(f"[{self._done}/{self._total}] {point}: {', '.join(results)} TFLOP/s; {', '.join(ratios) or 'no ratio'}; "
               f"{gone:.0f} s gone, {eta:.0f} s to go", file=self._to, flush=True)
         for row in rows:
-            if "failed" in row:
-                print(f"    {row['contestant']}: {row['failed']}", file=self._to)
+            for reason in ("failed", "dense_failed"):
+                if reason in row:
+                    print(f"    {row['contestant']}: {row[reason]}", file=self._to)
         if hidden:
             print(f"    {', '.join(hidden)}: as long as the host takes to launch; --graph measures the device alone",
                   file=self._to)
@@ -161,17 +168,20 @@ def main(argv: list[str]) -> int:
             print(f"without {name}: {reason}", file=sys.stderr)
         write({"run": describe(options, device)})
         progress = Progress(len(options.points), options.seconds, sys.stderr)
-        for point in options.points:
+        for group in groups(options.points):
             if progress.left() <= 0:
-                rows = [{"point": vars(point), "contestant": name, "failed": "no time left"} for name in options.makers]
+                measured = [[{"point": point.json(), "contestant": name, "failed": "no time left"}
+                             for name in options.makers] for point in group]
             else:
-                end = time.monotonic() + progress.share()
-                rows = measure(point, options.makers, device, plan, lambda: end - time.monotonic())
-            for row in rows:
-                write(row)
-            progress.show(point, rows)
-            complete &= not any("failed" in row and row["contestant"].startswith("cuflash") for row in rows)
-            ratios += [row["ratio"] for row in rows if row["contestant"] == judged and "ratio" in row]
+                end = time.monotonic() + progress.share(len(group))
+                measured = measure(group, options.makers, device, plan, lambda: end - time.monotonic())
+            for point, rows in zip(group, measured):
+                for row in rows:
+                    write(row)
+                progress.show(point, rows)
+                complete &= not any({"failed", "dense_failed"} & row.keys() and row["contestant"].startswith("cuflash")
+                                    for row in rows)
+                ratios += [row["ratio"] for row in rows if row["contestant"] == judged and "ratio" in row]
     if ratios:
         print(f"{judged} to the best peer: geometric mean {statistics.geometric_mean(ratios):.3f}, smallest "
               f"{min(ratios):.3f} of {len(ratios)} points", file=sys.stderr)

@@ -38,6 +38,17 @@ class Cpu:
         return np.full(shape, np.nan, self._dtype(dtype))
 
     @staticmethod
+    def integers(values: list[int]):
+        """int32, as lengths and starts are."""
+        return np.array(values, np.int32)
+
+    @staticmethod
+    def bytes(count: int):
+        """Aligned as a workspace has to be."""
+        memory = np.empty(count + 256, np.uint8)
+        return memory[-memory.ctypes.data % 256:][:count]
+
+    @staticmethod
     def address(x) -> int:
         return x.ctypes.data
 
@@ -92,6 +103,12 @@ class Cuda:
 
     def unwritten(self, shape, dtype: str):
         return self._torch.full(shape, float("nan"), dtype=self._dtypes[dtype], device="cuda")
+
+    def integers(self, values: list[int]):
+        return self._torch.tensor(values, dtype=self._torch.int32, device="cuda")
+
+    def bytes(self, count: int):
+        return self._torch.empty(count, dtype=self._torch.uint8, device="cuda")
 
     @staticmethod
     def address(x) -> int:

@@ -1,8 +1,10 @@
-"""One point: every contestant is checked, then timed in rounds that alternate between them."""
+"""Points that are compared with each other: every contestant at each is checked, then timed in rounds that alternate
+between all of them."""
 from __future__ import annotations
 
+import itertools
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,9 @@ import numpy as np
 from .check import Expected, Wrong
 from .contestants import Contestant, Maker, Unavailable
 from .points import Point
+
+#: Rows of all sequences of a dense batch that ragged ones are held against, and the shortest length of one.
+DENSE_TOKENS, SHORTEST_DENSE = 16384, 128
 
 
 @dataclass
@@ -122,17 +127,96 @@ def row(entry: Entry, point: Point, peers: list[Entry], plan: Plan) -> dict:
     return result
 
 
-def measure(point: Point, makers: dict[str, Maker], device: Any, plan: Plan, seconds_left) -> list[dict]:
-    """All rows of a point. seconds_left() is what of the point's time is left."""
-    tensors = (device.normal(point.shape_q, point.dtype, 1), device.normal(point.shape_kv, point.dtype, 2),
-               device.normal(point.shape_kv, point.dtype, 3))
-    expected = Expected(point, *tensors, device)
-    outcomes = {name: prepare(name, make, point, tensors, expected, device, plan) for name, make in makers.items()}
-    timed = [outcome for outcome in outcomes.values() if isinstance(outcome, Entry)]
+# ---- ragged batches beside dense ones --------------------------------------------------------------------
+
+
+def dense_lengths(longest: int) -> list[int]:
+    """Powers of two, the last of which no sequence is longer than."""
+    lengths = [SHORTEST_DENSE]
+    while lengths[-1] < longest:
+        lengths.append(2 * lengths[-1])
+    return lengths
+
+
+def dense_points(point: Point) -> list[Point]:
+    """Dense batches whose speeds say what a ragged one could take."""
+    return [replace(point, ragged=None, length=length, batch=max(1, DENSE_TOKENS // length))
+            for length in dense_lengths(max(point.lengths))]
+
+
+def dense_ms(point: Point, tflops: dict[int, float]) -> float:
+    """What the sequences of a ragged batch take where each goes at the speed of a dense batch of its length, which is
+    between those of known lengths linear in the logarithm."""
+    lengths = sorted(tflops)
+    speeds = np.interp(np.log(point.lengths), np.log(lengths), [tflops[length] for length in lengths])
+    return float(sum(np.array([point.flops_of(length) for length in point.lengths]) / speeds) * 1e-9)
+
+
+def beside_dense(ragged: Entry, point: Point, dense: dict[int, Entry]) -> dict:
+    """What its line says of that: the ratio is above 1 where it is faster, the median over the rounds as all ratios."""
+    points = {each.length: each for each in dense_points(point)}
+
+    def tflops(ms_of) -> dict[int, float]:
+        return {length: points[length].tflops(ms_of(entry)) for length, entry in dense.items()}
+
+    of_rounds = [dense_ms(point, tflops(lambda entry: entry.round_ms[number])) / ms
+                 for number, ms in enumerate(ragged.round_ms)]
+    return {"dense_ratio": digits(statistics.median(of_rounds)),
+            "dense_tflops": {str(length): digits(speed) for length, speed in tflops(lambda entry: entry.ms).items()}}
+
+
+# ---- all of it -------------------------------------------------------------------------------------------
+
+
+class Case:
+    """A point, its tensors, and what became of each contestant: an entry, or why there is none."""
+
+    def __init__(self, point: Point, makers: dict[str, Maker], device: Any, plan: Plan):
+        self.point = point
+        tensors = (device.normal(point.shape_q, point.dtype, 1), device.normal(point.shape_kv, point.dtype, 2),
+                   device.normal(point.shape_kv, point.dtype, 3))
+        self._expected = Expected(point, *tensors, device)
+        self.outcomes: dict[str, Entry | str] = {
+            name: prepare(name, make, point, tensors, self._expected, device, plan) for name, make in makers.items()}
+
+    def timed(self) -> list[Entry]:
+        return [outcome for outcome in self.outcomes.values() if isinstance(outcome, Entry)]
+
+    def check_again(self) -> None:
+        self.outcomes.update({entry.name: check_again(entry, self._expected) for entry in self.timed()})
+
+
+def rows(case: Case, dense: list[Case], plan: Plan) -> list[dict]:
+    peers = [entry for entry in case.timed() if not entry.contestant.kernel]
+    result = []
+    for name, outcome in case.outcomes.items():
+        line = {"point": case.point.json(), "contestant": name}
+        if isinstance(outcome, str):
+            line["failed"] = outcome
+        else:
+            line.update(row(outcome, case.point, peers, plan))
+            beside = {each.point.length: each.outcomes[name] for each in dense if name in each.outcomes}
+            broken = {length: reason for length, reason in beside.items() if isinstance(reason, str)}
+            if broken:
+                line["dense_failed"] = "; ".join(f"length {length}: {reason}" for length, reason in broken.items())
+            elif beside:
+                line.update(beside_dense(outcome, case.point, beside))
+        result.append(line)
+    return result
+
+
+def measure(points: list[Point], makers: dict[str, Maker], device: Any, plan: Plan, seconds_left) -> list[list[dict]]:
+    """All rows of each point. seconds_left() is what of their time is left."""
+    cases = [Case(point, makers, device, plan) for point in points]
+    dense: dict[Point, list[Case]] = {}
+    for case in cases:
+        ours = {entry.name: makers[entry.name] for entry in case.timed() if entry.contestant.kernel}
+        beside = dense_points(case.point) if case.point.ragged is not None and ours else []
+        dense[case.point] = [Case(point, ours, device, plan) for point in beside]
+    every = [*cases, *itertools.chain(*dense.values())]
+    timed = [entry for case in every for entry in case.timed()]
     if timed:
         run_rounds(timed, calls_in_a_round(seconds_left(), [entry.probe_ms for entry in timed], plan), device, plan)
-    outcomes.update({entry.name: check_again(entry, expected) for entry in timed})
-    peers = [outcome for outcome in outcomes.values() if isinstance(outcome, Entry) and not outcome.contestant.kernel]
-    return [{"point": asdict(point), "contestant": name,
-             **({"failed": outcome} if isinstance(outcome, str) else row(outcome, point, peers, plan))}
-            for name, outcome in outcomes.items()]
+    for case in every:
+        case.check_again()
+    return [rows(case, dense[case.point], plan) for case in cases]

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -17,9 +19,10 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "bindings" / "python")]
 import compare  # noqa: E402
 from comparison import check, contestants, measuring  # noqa: E402
 from comparison.devices import Cpu  # noqa: E402
-from comparison.points import Point, add_axes, points  # noqa: E402
+from comparison.points import Point, add_axes, groups, points  # noqa: E402
 
 SMALL = Point("f32", "causal", 2, 4, 2, 65, 32)
+RAGGED = Point("f32", "causal", 6, 4, 2, 90, 32, ragged=1)
 CPU = Cpu()
 
 
@@ -50,6 +53,53 @@ def test_flags_come_on_top_of_a_preset():
         "f16 causal B32 H16 S512 D128", "f16 causal B32 H16 Hkv2 S512 D128", "f16 causal B32 H16 Hkv1 S512 D128"]
 
 
+def test_what_is_compared_takes_turns():
+    assert {len(group) for group in groups(of())} == {1}
+    found = groups(of("--preset", "grouped", "--dtype", "f16,bf16"))
+    assert len(found) == 6
+    for group in found:
+        assert [(point.heads_kv, point.dtype) for point in group] == [
+            (heads_kv, dtype) for heads_kv in (16, 2, 1) for dtype in ("f16", "bf16")]
+        assert len({(point.length, point.mask) for point in group}) == 1
+    assert {len(group) for group in groups(of("--preset", "dtypes"))} == {2}
+
+
+def test_windows():
+    found = of("--preset", "windows")
+    assert [str(point) for point in found] == ["bf16 causal B1 H16 S16384 D128", "bf16 window 1023,0 B1 H16 S16384 D128"]
+    assert of("--preset", "windows", "--mask", "causal,window:1024") == found
+
+
+@pytest.mark.parametrize("window", [1, 3, 7, 20])
+@pytest.mark.parametrize("length", [1, 2, 7, 10])
+def test_flops_count_the_pairs_of_a_window(window, length):
+    [point] = of("--preset", "tiny", "--len", str(length), "--mask", f"window:{window}")
+    seen = sum(1 for row in range(length) for key in range(length) if row - window < key <= row)
+    assert point.window == window and point.flops == 4 * 2 * 4 * 32 * seen
+
+
+def test_ragged():
+    found = of("--preset", "ragged")
+    assert [(point.head_dim, point.mask) for point in found] == [
+        (head_dim, mask) for head_dim in (64, 128, 256) for mask in ("full", "causal")]
+    full, causal = found[2:4]
+    assert str(full) == "bf16 full B64 H16 S4096 D128 ragged by seed 1"
+    drawn = np.array(full.lengths)
+    assert len(drawn) == 64 and 1 <= drawn.min() < 100 and 3000 < drawn.max() <= 4096
+    assert np.mean(drawn < 512) == pytest.approx(0.5, abs=0.15)  # u^3 is below 1/8 half of the time
+    assert full.lengths[:4] == (10, 2493, 1825, 68)  # whatever draws them
+    assert full.flops == 4 * 16 * 128 * sum(int(length)**2 for length in drawn) == 2 * causal.flops
+    assert full.shape_q == (drawn.sum(), 16, 128) and full.shape_lse == (16, drawn.sum())
+    assert of("--preset", "ragged", "--ragged", "2")[0].lengths != full.lengths
+    assert {point.ragged for point in of()} == {None}
+
+
+def test_a_point_in_a_line_is_that_point():
+    for point in (SMALL, RAGGED):
+        assert Point(**json.loads(json.dumps(point.json()))) == point
+    assert "ragged" not in SMALL.json()
+
+
 def test_flops_count_what_a_causal_mask_leaves():
     full, causal = of("--len", "512", "--head-dim", "64")
     assert full.flops == 4 * 32 * 32 * 512 * 512 * 64 == 2 * causal.flops
@@ -58,7 +108,7 @@ def test_flops_count_what_a_causal_mask_leaves():
 
 @pytest.mark.parametrize("flags", [
     ("--len", "0"), ("--len", "512,"), ("--batch", "-1"), ("--dtype", "fp16"), ("--mask", "window"),
-    ("--preset", "all")])
+    ("--mask", "window:0"), ("--mask", "window 3,0"), ("--preset", "all"), ("--ragged", "u")])
 def test_bad_axes_are_refused(flags, capsys):
     with pytest.raises(SystemExit) as refused:
         of(*flags)
@@ -86,20 +136,30 @@ def rounded(x, dtype: str):
     return x.astype(CPU.unwritten((), dtype).dtype).astype(np.float64)
 
 
-def attention(point: Point, q, k, v, keys: slice = slice(None)):
+def attention(point: Point, q, k, v, keys: slice = slice(None), starts=None):
     """O with probabilities and results rounded as kernels round them, and LSE; over some keys alone."""
+    if point.ragged is not None:
+        starts = point.starts if starts is None else starts
+        parts = [attention(dataclasses.replace(point, ragged=None),
+                           *(x[begin:end].swapaxes(0, 1)[None] for x in (q, k, v)))
+                 for begin, end in zip(starts, starts[1:])]
+        return (np.concatenate([o[0].swapaxes(0, 1) for o, _ in parts]),
+                np.concatenate([lse[0] for _, lse in parts], axis=1))
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, point.heads // point.heads_kv, axis=1) for x in (k, v))
     scores = q @ k.swapaxes(2, 3) / np.sqrt(point.head_dim)
-    if point.mask == "causal":
-        scores += np.triu(np.full((point.length, point.length), -np.inf), 1)
+    if point.mask != "full":
+        everything = np.full(scores.shape[2:], -np.inf)
+        scores += np.triu(everything, 1)
+        if point.window:
+            scores += np.tril(everything, -point.window)
     weights = np.exp(scores[..., keys])
     o = rounded(weights, point.dtype) @ v[:, :, keys] / weights.sum(axis=-1, keepdims=True)
     return rounded(o, point.dtype), np.log(weights.sum(axis=-1))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("mask", ["full", "causal", "window 99,0"])
 def test_rounding_passes_and_far_from_the_limit(dtype, mask):
     if dtype == "bf16":
         pytest.importorskip("ml_dtypes")
@@ -137,6 +197,32 @@ def test_damage_is_found(damage, message):
         expected.check(o, lse)
 
 
+@pytest.mark.parametrize("window", [98, 100, 101])
+def test_another_window_is_found(window):
+    point = Point("f16", "window 98,0", 1, 2, 1, 1000, 64)
+    inputs = tensors(point)
+    check.Expected(point, *inputs, CPU).check(*attention(point, *inputs))
+    o, _ = attention(dataclasses.replace(point, mask=f"window {window - 1},0"), *inputs)
+    with pytest.raises(check.Wrong, match="wrong result"):
+        check.Expected(point, *inputs, CPU).check(o)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window 9,0"])
+def test_ragged_results(mask):
+    point = dataclasses.replace(RAGGED, mask=mask)
+    inputs = tensors(point)
+    expected = check.Expected(point, *inputs, CPU)
+    o, lse = attention(point, *inputs)
+    assert o.shape == point.shape_q and lse.shape == point.shape_lse
+    assert expected.check(o, lse) < check.LIMIT / 2
+    # Sequences that begin a row too late, or all keys for every row.
+    for starts in ([0, *(start + 1 for start in point.starts[1:-1]), point.starts[-1]], [0, point.starts[-1]]):
+        with pytest.raises(check.Wrong, match="wrong result"):
+            expected.check(attention(point, *inputs, starts=starts)[0])
+    with pytest.raises(check.Wrong, match="wrong LSE"):
+        expected.check(o, np.ascontiguousarray(lse.T).reshape(lse.shape))
+
+
 # ---- measuring -------------------------------------------------------------------------------------------
 
 
@@ -166,7 +252,7 @@ def spoilt(after: int) -> contestants.Maker:
             right()
             calls[0] += 1
             if calls[0] > after:
-                contestant.result()[0, 0, 0, 0] += 1
+                contestant.result()[(0,) * contestant.result().ndim] += 1
 
         contestant.call = call
         return contestant
@@ -179,7 +265,7 @@ def broken(*_):
 
 
 def run(makers) -> dict[str, dict]:
-    rows = measuring.measure(SMALL, makers, CPU, measuring.Plan(rounds=2, max_calls=3), lambda: 1.0)
+    [rows] = measuring.measure([SMALL], makers, CPU, measuring.Plan(rounds=2, max_calls=3), lambda: 1.0)
     return {row["contestant"]: row for row in rows}
 
 
@@ -212,54 +298,159 @@ def test_a_forced_kernel_is_taken_or_refused_with_its_reason():
 def test_peers_of_the_cpu_are_right(dtype):
     if dtype == "bf16":
         pytest.importorskip("ml_dtypes")
-    makers, _ = contestants.peers("cpu", None)
-    rows = measuring.measure(Point(dtype, "causal", 2, 4, 2, 65, 32), makers, CPU,
-                             measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    point = Point(dtype, "causal", 2, 4, 2, 65, 32)
+    makers, _ = contestants.peers("cpu", None, [point])
+    [rows] = measuring.measure([point], makers, CPU, measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
     assert [(row["contestant"], row.get("failed")) for row in rows] == [(name, None) for name in makers]
 
 
 def test_peers_that_cannot_be_imported_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    makers, missing = contestants.peers("cpu", None)
+    makers, missing = contestants.peers("cpu", None, [SMALL])
     assert list(makers) == ["numpy"] and missing["torch"].startswith("torch cannot be imported")
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-def test_peers_of_a_gpu_are_called_as_they_want(mask, monkeypatch):
+@pytest.mark.parametrize("ragged", [None, 1])
+@pytest.mark.parametrize("mask", ["full", "causal", "window 5,0"])
+def test_peers_of_a_gpu_are_called_as_they_want(mask, ragged, monkeypatch):
     """On the CPU's tensors of PyTorch; what is not here stands in by its signature."""
     torch = pytest.importorskip("torch")
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
-    def flash_attn_func(q, k, v, causal=False):
-        o = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
-        return o.transpose(1, 2), None
+    def one(q, k, v, causal, left):  # [S, H, D]
+        seen = torch.ones(len(q), len(q), dtype=torch.bool)
+        seen = seen.tril() if causal else seen
+        seen = seen.triu(-left) if left >= 0 else seen
+        return sdpa(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=seen, enable_gqa=True).transpose(0, 1)
+
+    def all_of(q, k, v, starts, causal, left):  # [T, H, D]
+        starts = starts.tolist()
+        return torch.cat([one(*(x[begin:end] for x in (q, k, v)), causal, left)
+                          for begin, end in zip(starts, starts[1:])])
+
+    def flash_attn_func(q, k, v, causal=False, window_size=(-1, -1)):
+        return torch.stack([one(*each, causal, window_size[0]) for each in zip(q, k, v)]), None
+
+    def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False,
+                               window_size=(-1, -1)):
+        assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k == cu_seqlens_q.diff().max()
+        return all_of(q, k, v, cu_seqlens_q, causal, window_size[0])
+
+    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
+        assert cu_seq_q is cu_seq_k and max_q == max_k == cu_seq_q.diff().max()
+        return all_of(query, key, value, cu_seq_q, window_size[1] == 0, window_size[0])
 
     class Wrapper:
         def __init__(self, workspace, layout):
             assert layout == "NHD"
 
-        def plan(self, starts_q, starts_kv, heads, heads_kv, head_dim, causal, q_data_type):
-            self.starts, self.causal = starts_q.tolist(), causal
+        def plan(self, starts_q, starts_kv, heads, heads_kv, head_dim, causal, q_data_type, window_left=-1):
+            self.arguments = starts_q, causal, window_left
 
         def run(self, q, k, v):
-            return torch.cat([
-                sdpa(*(x[begin:end].transpose(0, 1) for x in (q, k, v)), is_causal=self.causal, enable_gqa=True)
-                .transpose(0, 1) for begin, end in zip(self.starts, self.starts[1:])])
+            return all_of(q, k, v, *self.arguments)
 
-    for module, name, value in (("flash_attn_interface", "flash_attn_func", flash_attn_func),
-                                ("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", Wrapper)):
+    for module, functions in (
+            ("flash_attn_interface", {"flash_attn_func": flash_attn_func,
+                                      "flash_attn_varlen_func": flash_attn_varlen_func}),
+            ("torch.nn.attention.varlen", {"varlen_attn": varlen_attn}),
+            ("flashinfer", {"BatchPrefillWithRaggedKVCacheWrapper": Wrapper})):
         monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-        setattr(sys.modules[module], name, value)
+        for name, value in functions.items():
+            setattr(sys.modules[module], name, value)
 
     class Tensors(Cpu):
         doubles = staticmethod(lambda x: x.double().numpy())
         all_finite = staticmethod(lambda x: bool(x.isfinite().all()))
         normal = lambda self, *arguments: torch.from_numpy(Cpu.normal(self, *arguments))  # noqa: E731
+        integers = staticmethod(lambda values: torch.tensor(values, dtype=torch.int32))
 
-    makers, _ = contestants.peers("cuda", ["sdpa_flash", "flash_attn_3", "flashinfer"])
-    rows = measuring.measure(Point("f32", mask, 3, 4, 2, 33, 64), makers, Tensors(),
-                             measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    point = Point("f32", mask, 3, 4, 2, 33, 64, ragged)
+    names = ["sdpa_flash", "torch_varlen", "flash_attn_3", "flashinfer"]
+    makers, missing = contestants.peers("cuda", names, [point])
+    if mask.startswith("window") or ragged:
+        assert missing == {"sdpa_flash": "takes dense batches alone" if ragged else "has no windows"}
+    else:
+        assert missing == {"torch_varlen": "is sdpa_flash by another name here"}
+    [rows] = measuring.measure([point], makers, Tensors(), measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
     assert [row.get("failed") for row in rows] == [None] * 3
+
+
+def test_torch_has_what_ragged_batches_need():
+    """The names and the order of the arguments that the call relies on; it runs on a GPU alone."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    parameters = inspect.signature(varlen.varlen_attn).parameters
+    assert list(parameters)[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+    assert "window_size" in parameters
+
+
+def test_a_peer_says_what_it_does_not_compute_among_what_it_does():
+    makers, missing = contestants.peers("cpu", ["torch"], [SMALL, RAGGED])
+    if missing:
+        pytest.skip(missing["torch"])
+    plan = measuring.Plan(rounds=1, max_calls=1)
+    [dense], [ragged] = measuring.measure([SMALL, RAGGED], makers, CPU, plan, lambda: 1.0)
+    assert dense["ms"] > 0 and ragged["failed"] == "takes dense batches alone"
+
+
+# ---- ragged batches beside dense ones --------------------------------------------------------------------
+
+
+def test_time_at_the_speeds_of_dense_batches():
+    assert measuring.dense_lengths(4096) == [128, 256, 512, 1024, 2048, 4096]
+    assert measuring.dense_lengths(4097)[-1] == 8192 and measuring.dense_lengths(1) == [128]
+    point = Point("bf16", "full", 3, 2, 2, 4096, 64, ragged=1)
+    speeds = {128: 100.0, 256: 300.0, 512: 500.0}
+    flops = {length: 4 * 2 * 64 * length**2 for length in (50, 256, 362, 512)}
+
+    class Chosen(Point):
+        lengths = (50, 256, 512)
+
+    chosen = Chosen(*dataclasses.astuple(point))
+    wanted = flops[50] / 100 + flops[256] / 300 + flops[512] / 500
+    assert measuring.dense_ms(chosen, speeds) == pytest.approx(wanted * 1e-9)
+    Chosen.lengths = (2**8.5,)  # half way between two in the logarithm
+    assert measuring.dense_ms(chosen, speeds) == pytest.approx(4 * 2 * 64 * 2.0**17 / 400 * 1e-9)
+
+
+def test_ratio_to_dense_is_of_rounds_with_the_same_clocks():
+    none = contestants.Contestant(lambda: None, lambda: None)
+    point = Point("bf16", "causal", 4, 2, 2, 100, 64, ragged=1)
+    [dense] = measuring.dense_points(point)
+    assert dense == Point("bf16", "causal", 128, 2, 2, 128, 64)
+    share = point.flops / dense.flops  # all are below 128 rows: of one speed
+    ragged = measuring.Entry("cuflash", none, rounds=[[1.0], [2.0], [3.0]])
+    beside = {128: measuring.Entry("cuflash", none, rounds=[[8.0], [2.0], [6.0]])}
+    found = measuring.beside_dense(ragged, point, beside)
+    assert found["dense_ratio"] == pytest.approx(2 * share, rel=1e-4)
+    assert found["dense_tflops"] == {"128": pytest.approx(dense.tflops(6.0), rel=1e-4)}
+
+
+def test_ragged_rows():
+    point = dataclasses.replace(RAGGED, batch=3, length=220)
+    makers = {"cuflash": contestants.cuflash_with(None), "numpy": contestants.numpy_plain}
+    [rows] = measuring.measure([point], makers, CPU, measuring.Plan(rounds=2, max_calls=2), lambda: 1.0)
+    ours, numpy = rows
+    assert ours["point"] == point.json() and ours["tflops"] == pytest.approx(point.tflops(ours["ms"]), rel=1e-3)
+    assert ours["ratio"] > 0 and set(ours["dense_tflops"]) == {"128", "256"} and ours["dense_ratio"] > 0
+    assert numpy["ms"] > 0 and "dense_ratio" not in numpy
+
+
+def test_a_dense_batch_that_is_wrong_is_no_measure():
+    def make(point, *others):
+        return (contestants.cuflash_with(None) if point.ragged else spoilt(0))(point, *others)
+
+    [[row]] = measuring.measure([RAGGED], {"cuflash": make}, CPU, measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    assert row["ms"] > 0 and row["dense_failed"].startswith("length 128: wrong result") and "dense_ratio" not in row
+
+
+def test_starts_of_sequences_that_are_wrong_are_found(monkeypatch):
+    class Late(Cpu):
+        integers = staticmethod(lambda values: Cpu.integers([0, *(start + 1 for start in values[1:-1]), values[-1]]))
+
+    makers = {"cuflash": contestants.cuflash_with(None)}
+    [[row]] = measuring.measure([RAGGED], makers, Late(), measuring.Plan(rounds=1, max_calls=1), lambda: 1.0)
+    assert row["failed"].startswith("wrong result")
 
 
 # ---- the program -----------------------------------------------------------------------------------------
@@ -302,6 +493,43 @@ def test_a_run_on_a_gpu(graph):
     assert [row["contestant"] for row in lines[1:]] == ["cuflash", "sdpa_flash", "sdpa_cudnn"] * 2
     for row in lines[1:]:
         assert row["calls"] == 6 * max(graph, 1) and row["host_ms"] > 0 and row["ms"] > 0, row.get("failed")
+
+
+def test_a_ragged_run_on_a_gpu():
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("PyTorch finds no CUDA device")
+    done, lines = program("--device", "cuda", "--preset", "ragged", "--dtype", "f16,bf16", "--head-dim", "64", "--peers",
+                          "torch_varlen", "--rounds", "2", "--calls", "3")
+    assert done.returncode == 0, done.stderr
+    assert [row["contestant"] for row in lines[1:]] == ["cuflash", "torch_varlen"] * 4
+    for row in lines[1:]:
+        assert row["ms"] > 0 and row["calls"] == 6, row.get("failed")
+    for row in lines[1::2]:
+        assert row["ratios"]["torch_varlen"] > 0 and row["dense_ratio"] > 0
+        assert list(row["dense_tflops"]) == ["128", "256", "512", "1024", "2048", "4096"]
+
+
+def test_windows_on_a_gpu():
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("PyTorch finds no CUDA device")
+    done, lines = program("--device", "cuda", "--preset", "windows", "--len", "2048", "--peers", "torch_varlen",
+                          "--rounds", "2", "--calls", "3")
+    assert done.returncode == 0, done.stderr
+    assert lines[3]["point"]["mask"] == "window 1023,0" and lines[3]["ratio"] > 0
+    assert lines[2]["failed"] == "is sdpa_flash by another name here"
+
+
+def test_dtypes_windows_and_ragged_batches_on_the_cpu():
+    done, lines = program("--peers", "numpy", "--rounds", "2", "--calls", "2", "--dtype", "f16,f32", "--len", "65",
+                          "--mask", "causal,window:7")
+    assert done.returncode == 0, done.stderr
+    assert [(row["point"]["mask"], row["point"]["dtype"]) for row in lines[1::2]] == [
+        (mask, dtype) for mask in ("causal", "window 6,0") for dtype in ("f16", "f32")]
+    assert {row["contestant"]: row["failed"] for row in lines[1:] if "failed" in row} == {}
+    done, lines = program("--peers", "numpy", "--rounds", "2", "--calls", "2", "--ragged", "3", "--batch", "5")
+    assert done.returncode == 0, done.stderr
+    assert "of dense;" in done.stderr and lines[0]["run"]["flags"]["ragged"] == 3
+    assert [row["dense_ratio"] > 0 for row in lines[1::2]] == [True] * 4
 
 
 def test_time_that_is_up(tmp_path):
