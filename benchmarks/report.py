@@ -4,8 +4,9 @@
     report.py benchmarks/results/*-compare.jsonl
     report.py RESULTS --contestant cuflash:mma --against sdpa_flash --figures FOLDER > report.md
 
-Markdown goes to standard output: speeds and ratios by length, geometric means, what failed. --figures also writes
-tflops.svg and ratios.svg into a folder and needs Matplotlib (benchmarks/requirements.txt).
+Markdown goes to standard output: speeds and ratios by length, geometric means, what failed; and for points that are
+there: ragged batches to dense ones, f16 to bf16, fewer key/value heads to as many as query heads. --figures also
+writes tflops.svg and ratios.svg into a folder and needs Matplotlib (benchmarks/requirements.txt).
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterable, NamedTuple
 
@@ -47,15 +48,17 @@ class Series(NamedTuple):
     heads_kv: int
     mask: str
     length_k: int | None
+    ragged: int | None
 
     @classmethod
     def of(cls, point: Point) -> Series:
-        return cls(point.dtype, point.head_dim, point.heads, point.heads_kv, point.mask, point.length_k)
+        return cls(point.dtype, point.head_dim, point.heads, point.heads_kv, point.mask, point.length_k, point.ragged)
 
     def __str__(self) -> str:
         heads = f"H{self.heads}" if self.heads == self.heads_kv else f"H{self.heads} Hkv{self.heads_kv}"
         keys = f" Sk{self.length_k}" if self.length_k else ""
-        return f"{self.dtype} D{self.head_dim} {heads} {self.mask}{keys}"
+        ragged = "" if self.ragged is None else f" ragged by seed {self.ragged}"
+        return f"{self.dtype} D{self.head_dim} {heads} {self.mask}{keys}{ragged}"
 
 
 def read(paths: Iterable[Path]) -> Results:
@@ -146,9 +149,51 @@ def means(ratios: dict[Point, float]) -> str:
     return table(["dtype", "head dim", "mask", "points", "geometric mean", "smallest", "at"], lines)
 
 
+def times(results: Results, contestant: str) -> dict[Point, dict]:
+    """The contestant's rows that have a time."""
+    return {point: rows[contestant] for point, rows in results.rows.items() if "ms" in rows.get(contestant, {})}
+
+
+def ragged_batches(results: Results, contestant: str) -> str | None:
+    """What the sequences take at the speeds of dense batches of their lengths, to what they take."""
+    lines = [[str(point), str(sum(point.lengths)), f"{row['tflops']:.4g}", f"{row['dense_ratio']:.3f}",
+              ", ".join(f"{length}: {speed:.4g}" for length, speed in row["dense_tflops"].items())]
+             for point, row in times(results, contestant).items() if "dense_ratio" in row]
+    return table(["point", "tokens", "TFLOP/s", "to dense", "dense TFLOP/s by length"], lines) if lines else None
+
+
+def speeds_of_pairs(pairs: list[tuple[str, dict, dict]], head: tuple[str, str, str]) -> str | None:
+    """Of each point's two rows, and of the first to the second; with their mean and the smallest."""
+    if not pairs:
+        return None
+    ratios = [(first["tflops"] / second["tflops"], point) for point, first, second in pairs]
+    lines = [[point, f"{first['tflops']:.4g}", f"{second['tflops']:.4g}", f"{ratio:.3f}"]
+             for (point, first, second), (ratio, _) in zip(pairs, ratios)]
+    least, where = min(ratios)
+    mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+    return (table(["point", *head], lines) +
+            f"\n\nGeometric mean {mean:.3f}, smallest {least:.3f} of {len(ratios)}, at {where}.")
+
+
+def f16_to_bf16(results: Results, contestant: str) -> str | None:
+    timed = times(results, contestant)
+    pairs = [(str(point).partition(" ")[2], row, timed[other]) for point, row in timed.items()
+             if point.dtype == "f16" and (other := replace(point, dtype="bf16")) in timed]
+    return speeds_of_pairs(pairs, ("f16", "bf16", "f16 / bf16"))
+
+
+def grouped_heads(results: Results, contestant: str) -> str | None:
+    timed = times(results, contestant)
+    pairs = [(str(point), row, timed[other]) for point, row in timed.items()
+             if point.heads_kv < point.heads and (other := replace(point, heads_kv=point.heads)) in timed]
+    return speeds_of_pairs(pairs, ("TFLOP/s", "MHA", "to MHA"))
+
+
 def failures(results: Results) -> list[str]:
     return [f"- {point}: {name}: {row['failed']}" for point, rows in results.rows.items()
-            for name, row in rows.items() if "failed" in row]
+            for name, row in rows.items() if "failed" in row] + [
+        f"- {point}: {name}: dense batches: {row['dense_failed']}" for point, rows in results.rows.items()
+        for name, row in rows.items() if "dense_failed" in row]
 
 
 def markdown(results: Results, contestant: str, against: str | None, figures: list[str]) -> str:
@@ -160,6 +205,11 @@ def markdown(results: Results, contestant: str, against: str | None, figures: li
     if ratios:
         parts += ["## Means", means(ratios)]
     parts += ["## Speeds", speeds(results, contestant, against)]
+    for title, text in (("Ragged batches", ragged_batches(results, contestant)),
+                        ("f16 to bf16", f16_to_bf16(results, contestant)),
+                        ("Grouped heads to as many key/value heads", grouped_heads(results, contestant))):
+        if text:
+            parts += [f"## {title}", text]
     if failed := failures(results):
         parts += ["## Not measured", "\n".join(failed)]
     return "\n\n".join(parts) + "\n"
