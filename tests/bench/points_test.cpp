@@ -33,11 +33,12 @@ Axes axes_of(const std::string& mask, int64_t len_q, int64_t len_k, int64_t wind
 
 TEST(Points, CountPairs) {
   EXPECT_EQ(only_point(axes_of("full", 6, 10)).pairs(), 60);
-  EXPECT_EQ(only_point(axes_of("causal", 6, 6)).pairs(), 18);   // half of the square
-  EXPECT_EQ(only_point(axes_of("causal", 2, 10)).pairs(), 18);  // 9 + 10 - 2 halves
-  EXPECT_EQ(only_point(axes_of("causal", 10, 2)).pairs(), 2);   // 8 rows see nothing
-  EXPECT_EQ(only_point(axes_of("window", 6, 6, 6)).pairs(), 18);
-  EXPECT_EQ(only_point(axes_of("window", 6, 6, 2)).pairs(), 8);  // 1 + 5 * 2 - 6 halves
+  EXPECT_EQ(only_point(axes_of("causal", 6, 6)).pairs(), 18);     // half of the square
+  EXPECT_EQ(only_point(axes_of("causal", 2, 10)).pairs(), 18);    // 9 + 10 - 2 halves
+  EXPECT_EQ(only_point(axes_of("causal", 10, 2)).pairs(), 2);     // 8 rows see nothing
+  EXPECT_EQ(only_point(axes_of("window", 6, 6, 6)).pairs(), 21);  // none by half
+  EXPECT_EQ(only_point(axes_of("window", 6, 6, 2)).pairs(), 11);  // 1 + 5 * 2
+  EXPECT_EQ(only_point(axes_of("window", 3, 6, 2)).pairs(), 6);
 }
 
 TEST(Points, CountFlopsAndBytes) {

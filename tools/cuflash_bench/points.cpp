@@ -19,7 +19,7 @@ double Point::pairs() const {
     const KeyRange seen = seen_by(row);
     sum += static_cast<double>(seen.end - seen.begin);
     // The last key that a row sees is its centre.
-    if (mask != "full" && !seen.empty()) sum -= 0.5;
+    if (mask == "causal" && !seen.empty()) sum -= 0.5;
   }
   return sum;
 }

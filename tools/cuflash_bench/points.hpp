@@ -33,8 +33,8 @@ struct Point {
 
   KeyRange seen_by(int64_t q_row) const;
 
-  // Pairs of a row and a key that it sees, in one head. Under a mask the diagonal counts half: a square causal problem
-  // is half of the full one, which is how speeds of attention are commonly given.
+  // Pairs of a row and a key that it sees, in one head. Under a causal mask the diagonal counts half: a square problem is
+  // half of the full one then, which is how speeds of attention are commonly given.
   double pairs() const;
 
   // Of the two products of forward.
