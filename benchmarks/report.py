@@ -108,7 +108,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def of_run(run: dict) -> str:
     parts = [run["device"], run["date"][:10], *(f"{name} {run[name]}" for name in (
-        "driver", "cuda", "power_limit", "max_clock", "matmul_tflops", "copy_gb_s") if name in run)]
+        "driver", "cuda", "power_limit", "max_clock", "matmul_tflops", "matrix_tflops", "copy_gb_s") if name in run)]
     parts += [f"{name} {version}" for name, version in run["versions"].items()]
     lines = [f"- {', '.join(map(str, parts))}", f"  - {run['cuflash']}, commit {run['commit'] or 'unknown'}",
              f"  - {run.get('program', 'compare.py')} with {json.dumps(run['flags'])}"]

@@ -62,6 +62,8 @@ def test_a_run(tmp_path, capsys):
         bytes_moved = 4 * 2 * point.length * (2 * (4 + 2) * 32 + 4)
         assert row["gb_s"] == pytest.approx(bytes_moved / row["ms"] * 1e-6, rel=1e-3)
         assert 0 < row["error"] < 4
+        assert not row.keys() & {"percent_of_matrix", "percent_of_copy", "host_us", "empty_launch_us"}
+    assert not found.keys() & {"matrix_tflops", "copy_gb_s"}
     assert {row["kernel"] for row in rows} == {"fwd_cpu", "fwd_reference_cpu"}
     progress = done.stderr.splitlines()
     assert re.match(r"\[1/4\] f32 full B2 H4 Hkv2 S65 D32: cuflash [\d.e-]+, cuflash:reference [\d.e-]+ TFLOP/s; "
@@ -72,6 +74,34 @@ def test_a_run(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "commit 0123abc" in text and 'cuflash-bench with {"' in text
     assert f"| 65 | 2 | {rows[0]['tflops']:.4g} | {rows[1]['tflops']:.4g} |" in text
+
+
+#: What a multiprocessor of this architecture multiplies and adds in a clock, at most: operations.
+PEAK = {"f32": {80: 128, 90: 256}, "f16": {80: 2048, 90: 4096}, "bf16": {80: 2048, 90: 4096}}
+
+
+def test_a_run_on_a_gpu():
+    done = run("--preset", "few-blocks", "--len", "512", "--head-dim", "64", "--dtype", "f32,f16,bf16", "--host", *FEW)
+    if done.returncode == 2 and "--device cuda: " in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    header, *rows = map(json.loads, done.stdout.splitlines())
+    found = header["run"]
+    assert found["copy_gb_s"] > 0 and len(rows) == 6
+    if found["arch"] == 90:
+        assert found["matrix_instruction"] == {"f32": "fma.f32", "f16": "wgmma.m64n256k16", "bf16": "wgmma.m64n256k16"}
+    for dtype, speed in found["matrix_tflops"].items():
+        # Clocks sink under load, but not by half: a wrong count of operations shows.
+        peak = PEAK[dtype].get(found["arch"])
+        if peak and "max_clock" in found:
+            most = peak * found["multiprocessors"] * float(found["max_clock"].split()[0]) * 1e-6
+            assert 0.5 * most < speed < 1.02 * most, (dtype, speed, most)
+    for row in rows:
+        mark = found["matrix_tflops"][row["point"]["dtype"]]
+        assert row["percent_of_matrix"] == pytest.approx(100 * row["tflops"] / mark, rel=1e-3)
+        assert row["percent_of_matrix"] < 100 and 100 <= row["host_calls"] <= 10000
+        assert 0.3 < row["empty_launch_us"] < row["host_us"] < 200
+    assert "%) TFLOP/s; " in done.stderr and " us of the host, an empty launch " in done.stderr
 
 
 def test_axes_make_products():
@@ -173,6 +203,7 @@ BAD = [
     (["--heads", "3", "--heads-kv", "2"], ["3 query heads", "2 key/value heads"]),
     (["--preset", "tokens16k", "--tokens", "100"], ["--tokens 100"]),
     (["--graph", "4"], ["--graph", "CUDA"]),
+    (["--host"], ["--host", "CUDA"]),
     (["--l2", "cold"], ["--l2 cold", "CUDA"]),
     (["--device", "cuda", "--l2", "cold", "--graph", "4"], ["exclude"]),
     (["--l2", "lukewarm"], ["--l2", "lukewarm"]),
@@ -207,7 +238,7 @@ def test_help_presets_and_version():
     assert "Example: " in shown
     manual = (ROOT / "tools" / "cuflash_bench" / "cuflash-bench.1").read_text()
     options = re.findall(r"^  (--[a-z-]*[a-z]\d?)", shown, re.MULTILINE)
-    assert set(options) >= {"--batch", "--heads-kv", "--len-q", "--mask", "--window", "--kernel", "--l2", "--graph"}
+    assert set(options) >= {"--batch", "--heads-kv", "--len-q", "--mask", "--window", "--kernel", "--l2", "--graph", "--host"}
     for option in options:
         assert option.replace("-", r"\-") in manual, option
     presets = run("--list-presets").stdout

@@ -21,6 +21,12 @@ struct Times {
   std::optional<double> host_ms;  // of each call on average, where the device works beside the host
 };
 
+// How fast products alone are.
+struct MatrixSpeed {
+  double tflops;
+  std::string instruction;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -29,6 +35,8 @@ class Device {
   virtual Json describe() = 0;
   // GB/s, bytes read and bytes written together, of a large copy; nothing where that says little.
   virtual std::optional<double> copy_speed() = 0;
+  // Of the products by which forward multiplies this dtype; nothing where there are none that say much.
+  virtual std::optional<MatrixSpeed> matrix_speed(const std::string& dtype) = 0;
 
   virtual Memory allocate(size_t bytes) = 0;
   virtual void write(void* to, const void* from, size_t bytes) = 0;
@@ -39,6 +47,10 @@ class Device {
   virtual void synchronize() = 0;
   // One call after the other; cold: with nothing of what they read in the L2 cache.
   virtual Times times(const Call& call, int count, bool cold) = 0;
+  // The median time in microseconds that the host takes to enqueue a call, of `count`, with room in the queue.
+  virtual double host_us(const Call& call, int count) = 0;
+  // Enqueues a kernel that does nothing: the least that a call can cost the host.
+  virtual void empty_launch() = 0;
   // `count` calls as one replay of a CUDA graph.
   virtual Call graph(const Call& call, int count) = 0;
 

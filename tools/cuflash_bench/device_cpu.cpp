@@ -38,6 +38,8 @@ class CpuDevice : public Device {
 
   // One thread's copy is no bound for the library's threads.
   std::optional<double> copy_speed() override { return std::nullopt; }
+  // What the widest instructions reach depends on the processor, and the library's choice of them too.
+  std::optional<MatrixSpeed> matrix_speed(const std::string&) override { return std::nullopt; }
 
   Memory allocate(size_t bytes) override {
     return {::operator new(bytes, kAlignment),
@@ -59,6 +61,10 @@ class CpuDevice : public Device {
     return times;
   }
 
+  double host_us(const Call&, int) override {
+    throw std::logic_error("host costs: on CUDA devices only");
+  }
+  void empty_launch() override { throw std::logic_error("host costs: on CUDA devices only"); }
   Call graph(const Call&, int) override { throw std::logic_error("graphs: on CUDA devices only"); }
 };
 

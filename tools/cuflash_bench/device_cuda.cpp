@@ -9,11 +9,19 @@
 #include <utility>
 
 #include "device.hpp"
+#include "empty_kernel.hpp"
+#include "matrix_products.hpp"
 
 namespace cuflash_bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess)
@@ -163,8 +171,29 @@ class CudaDevice : public Device {
               "cudaMemcpyAsync");
         },
         kCopies, false);
-    std::sort(copies.ms.begin(), copies.ms.end());
-    return 2 * static_cast<double>(bytes) / copies.ms[kCopies / 2] * 1e-6;
+    return 2 * static_cast<double>(bytes) / median(copies.ms) * 1e-6;
+  }
+
+  std::optional<MatrixSpeed> matrix_speed(const std::string& dtype) override {
+    constexpr int kLaunches = 300;  // of about a millisecond; the clocks settle in the first half
+    const MatrixProducts* products =
+        matrix_products(dtype, properties_.major * 10 + properties_.minor);
+    if (products == nullptr) return std::nullopt;
+    const Memory never = allocate(sizeof(float));
+    const int blocks = products->blocks * properties_.multiProcessorCount;
+    const auto launch = [&] {
+      return products->launch(blocks, static_cast<float*>(never.get()), cuda_stream_);
+    };
+    const cudaError_t error = launch();
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+      cudaGetLastError();  // so that nobody else finds it
+      return std::nullopt;
+    }
+    check(error, products->instruction);
+    Times launches = times([&] { check(launch(), products->instruction); }, kLaunches, false);
+    launches.ms.erase(launches.ms.begin(), launches.ms.begin() + kLaunches / 2);
+    return MatrixSpeed{blocks * products->flops / median(launches.ms) * 1e-9,
+                       products->instruction};
   }
 
   Memory allocate(size_t bytes) override {
@@ -192,6 +221,23 @@ class CudaDevice : public Device {
   Times times(const Call& call, int count, bool cold) override {
     return cold ? cold_times(call, count) : warm_times(call, count);
   }
+
+  double host_us(const Call& call, int count) override {
+    // Far fewer than a stream takes before a launch waits.
+    constexpr int kCallsUntilSync = 100;
+    std::vector<double> us;
+    // A processor that has just woken takes longer: the first tenth, in addition, does not count.
+    for (int i = -count / 10; i < count; ++i) {
+      const auto start = Clock::now();
+      call();
+      const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+      if (i >= 0) us.push_back(elapsed.count());
+      if (i % kCallsUntilSync == 0) synchronize();
+    }
+    synchronize();
+    return median(std::move(us));
+  }
+  void empty_launch() override { check(launch_empty_kernel(cuda_stream_), "empty kernel"); }
 
   Call graph(const Call& call, int count) override {
     Graph::Capture capture(cuda_stream_);

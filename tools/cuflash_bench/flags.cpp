@@ -163,6 +163,8 @@ std::optional<Flags> parse_flags(int argc, char** argv) {
   app.add_option("--l2", l2, "warm or cold: what of the cache a call finds (warm)")
       ->check(CLI::IsMember({"warm", "cold"}).description(""))
       ->type_name("WORD");
+  app.add_flag("--host", flags.plan.host,
+               "what a call costs the host, too, beside an empty launch");
   app.add_option("--graph", flags.plan.graph,
                  "replay CUDA graphs of N calls, for calls shorter than their launch")
       ->check(count_up_to(10000))
@@ -192,8 +194,8 @@ std::optional<Flags> parse_flags(int argc, char** argv) {
     return std::nullopt;
   }
   flags.plan.cold = l2 == "cold";
-  if (flags.device == "cpu" && (flags.plan.cold || flags.plan.graph > 0))
-    throw UsageError("--graph and --l2 cold: on CUDA devices only");
+  if (flags.device == "cpu" && (flags.plan.cold || flags.plan.graph > 0 || flags.plan.host))
+    throw UsageError("--graph, --host and --l2 cold: on CUDA devices only");
   // In a graph each call but the first would find what the one before it left in the cache.
   if (flags.plan.cold && flags.plan.graph > 0)
     throw UsageError("--graph and --l2 cold exclude each other");

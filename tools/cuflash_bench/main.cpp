@@ -36,6 +36,10 @@ Json run_line(const Flags& flags, Device* device) {
   Json run = {{"schema", 1}, {"program", "cuflash-bench"}, {"date", utc_now()}};
   run.update(device->describe());
   if (flags.plan.copy_speed) run["copy_gb_s"] = rounded(*flags.plan.copy_speed);
+  for (const auto& [dtype, speed] : flags.plan.matrix_speed) {
+    run["matrix_tflops"][dtype] = rounded(speed.tflops);
+    run["matrix_instruction"][dtype] = speed.instruction;
+  }
   run["cuflash"] = cuflash_build_info();
   run["commit"] = flags.commit.empty() ? Json() : Json(flags.commit);
   run["versions"] = {{"cuflash-bench", version()}};
@@ -66,7 +70,11 @@ class Progress {
         notes.push_back(name + ": " + line["failed"].get<std::string>());
         continue;
       }
-      results.push_back(name + " " + significant(line["tflops"], 4));
+      results.push_back(name + " " + significant(line["tflops"], 4) + percent_of_matrix(line));
+      if (line.contains("host_us"))
+        notes.push_back(name + ": " + significant(line["host_us"], 3) +
+                        " us of the host, an empty launch " +
+                        significant(line["empty_launch_us"], 3));
       if (line.value("host_ms", 0.0) > 0.9 * line["ms"].get<double>())
         notes.push_back(name +
                         ": as long as the host takes to launch; --graph measures the device alone");
@@ -79,6 +87,11 @@ class Progress {
   }
 
  private:
+  static std::string percent_of_matrix(const Json& line) {
+    if (!line.contains("percent_of_matrix")) return "";
+    return " (" + significant(line["percent_of_matrix"], 3) + "%)";
+  }
+
   double total_, seconds_, begin_, done_ = 0;
 };
 
@@ -123,6 +136,11 @@ int run(Flags flags) {
     if (!output) throw std::runtime_error("the output cannot be written");
   };
   flags.plan.copy_speed = device->copy_speed();
+  for (const Point& point : flags.points) {
+    if (flags.plan.matrix_speed.count(point.dtype) > 0) continue;
+    if (const auto speed = device->matrix_speed(point.dtype))
+      flags.plan.matrix_speed[point.dtype] = *speed;
+  }
   write(run_line(flags, device.get()));
   bool complete = true;
   Progress progress(flags.points.size(), flags.seconds);

@@ -14,7 +14,8 @@ struct Entry {
   Call call;
   std::optional<std::string> failed;  // why it has no time
   double error = 0, probe_ms = 0;
-  std::optional<double> host_ms;
+  std::optional<double> host_ms, host_us;
+  int host_calls = 0;
   std::vector<double> ms, round_ms;
 };
 
@@ -70,6 +71,15 @@ void run_round(Device* device, const Plan& plan, int calls, Entry* entry) {
   if (times.host_ms) entry->host_ms = *times.host_ms / per_call;
 }
 
+// As many calls as fit a time, up to ten thousand, beside one kernel that does nothing.
+void measure_host(Device* device, double seconds, Entry* entry) {
+  constexpr int kFewest = 100, kMost = 10000;
+  const double fit = seconds / (entry->probe_ms * 1e-3);
+  entry->host_calls = static_cast<int>(std::clamp<double>(fit, kFewest, kMost));
+  Contestant* contestant = entry->contestant.get();
+  entry->host_us = device->host_us([contestant] { contestant->call(); }, entry->host_calls);
+}
+
 void check_again(Entry* entry) {
   try {
     entry->error = std::max(entry->error, entry->contestant->check());
@@ -79,22 +89,30 @@ void check_again(Entry* entry) {
   }
 }
 
-Json line_of(const Point& point, const Problem& problem, const Plan& plan, const Entry& entry) {
+Json line_of(const Point& point, const Problem& problem, const Plan& plan, const Entry& entry,
+             double empty_launch_us) {
   const double ms = median(entry.ms);
-  const double gb_s = problem.bytes() / ms * 1e-6;
+  const double gb_s = problem.bytes() / ms * 1e-6, tflops = problem.flops() / ms * 1e-9;
   Json line = {{"point", json_of(point)},
                {"contestant", contestant_name(entry.kernel)},
                {"ms", rounded(ms)},
                {"p20_ms", rounded(percentile(entry.ms, 20))},
                {"p80_ms", rounded(percentile(entry.ms, 80))},
-               {"tflops", rounded(problem.flops() / ms * 1e-9)},
-               {"gb_s", rounded(gb_s)}};
+               {"tflops", rounded(tflops)}};
+  if (const auto found = plan.matrix_speed.find(point.dtype); found != plan.matrix_speed.end())
+    line["percent_of_matrix"] = rounded(100 * tflops / found->second.tflops);
+  line["gb_s"] = rounded(gb_s);
   if (plan.copy_speed) line["percent_of_copy"] = rounded(100 * gb_s / *plan.copy_speed);
   line["round_ms"] = Json::array();
   for (const double round : entry.round_ms) line["round_ms"].push_back(rounded(round));
   line["calls"] = entry.ms.size() * static_cast<size_t>(std::max(plan.graph, 1));
   line["error"] = rounded(entry.error);
   if (entry.host_ms) line["host_ms"] = rounded(*entry.host_ms);
+  if (entry.host_us) {
+    line["host_us"] = rounded(*entry.host_us);
+    line["empty_launch_us"] = rounded(empty_launch_us);
+    line["host_calls"] = entry.host_calls;
+  }
   line["kernel"] = entry.contestant->kernel();
   return line;
 }
@@ -124,18 +142,25 @@ std::vector<Json> measure(const Point& point, const std::vector<std::string>& ke
     probes_ms += entry.probe_ms;
   }
   // Each round another contestant first, so that none always follows the same one.
-  const int calls = calls_in_a_round(seconds_left(), probes_ms, plan);
+  const double seconds = seconds_left() * (plan.host ? 0.5 : 1);
+  const int calls = calls_in_a_round(seconds, probes_ms, plan);
   for (int round = 0; round < plan.rounds; ++round) {
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries[(static_cast<size_t>(round) + i) % entries.size()];
       attempt(&entry, [&] { run_round(device, plan, calls, &entry); });
     }
   }
+  double empty_launch_us = 0;
+  if (plan.host) {
+    empty_launch_us = device->host_us([device] { device->empty_launch(); }, 10000);
+    const double each = seconds / static_cast<double>(entries.size());
+    for (Entry& entry : entries) attempt(&entry, [&] { measure_host(device, each, &entry); });
+  }
   std::vector<Json> lines;
   for (Entry& entry : entries) {
     attempt(&entry, [&] { check_again(&entry); });
     lines.push_back(entry.failed ? failed_line(point, entry.kernel, *entry.failed)
-                                 : line_of(point, *problem, plan, entry));
+                                 : line_of(point, *problem, plan, entry, empty_launch_us));
   }
   return lines;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@ struct Plan {
   int max_calls = 100;               // in a round, of each contestant
   int graph = 0;                     // calls in a CUDA graph that is replayed as one; 0: no graph
   bool cold = false;                 // with nothing in the L2 cache
+  bool host = false;                 // what a call costs the host, too
   std::optional<double> copy_speed;  // of the device, GB/s
+  std::map<std::string, MatrixSpeed> matrix_speed;  // of the device, by dtype
 };
 
 // The lines of a point, one for each kernel, with the keys of benchmarks/compare.py. seconds_left() is what of the
