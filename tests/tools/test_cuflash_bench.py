@@ -238,7 +238,8 @@ def test_help_presets_and_version():
     assert "Example: " in shown
     manual = (ROOT / "tools" / "cuflash_bench" / "cuflash-bench.1").read_text()
     options = re.findall(r"^  (--[a-z-]*[a-z]\d?)", shown, re.MULTILINE)
-    assert set(options) >= {"--batch", "--heads-kv", "--len-q", "--mask", "--window", "--kernel", "--l2", "--graph", "--host"}
+    assert set(options) >= {"--batch", "--heads-kv", "--len-q", "--mask", "--window", "--kernel", "--l2", "--graph",
+                            "--host"}
     for option in options:
         assert option.replace("-", r"\-") in manual, option
     presets = run("--list-presets").stdout
