@@ -46,8 +46,10 @@ def run_gtest(program: Path, test_filter: str, wrapper: list[str] = [], env: dic
         done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, errors="replace")
         output = done.stdout + done.stderr
         if not report.exists():
-            print(output[-3000:])
-            return [{"name": str(program), "result": "CRASHED", "failures": [{"failure": output[-3000:]}]}], output
+            # A negative status is a signal: -9 of a machine out of memory, -11 of a program that is wrong.
+            ended = f"exit status {done.returncode}, no report; the end of its output:\n{output[-3000:]}"
+            print(ended)
+            return [{"name": str(program), "result": "CRASHED", "failures": [{"failure": ended}]}], output
         suites = json.loads(report.read_text())["testsuites"]
         return [{**case, "suite": suite["name"]} for suite in suites for case in suite["testsuite"]], output
 

@@ -42,3 +42,12 @@ def test_digests_are_of_what_a_file_says(monkeypatch, tmp_path):
     assert digest_with("a.cpp", 'f("\\"//a")') != digest_with("a.cpp", 'f("\\"//b")')
     assert digest_with("a.cpp", "int x = 1;\n") != digest_with("b.cpp", "int x = 1;\n")
     assert digest_with("a.py", "if x:\n  y()\nz()\n") != digest_with("a.py", "if x:\n  y()\n  z()\n")
+
+
+def test_a_program_that_is_killed_fails_with_its_signal(tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho begun\nkill -9 $$\n")
+    program.chmod(0o755)
+    cases, output = record.run_gtest(program, "*")
+    assert [record.outcome(case) for case in cases] == ["failed"] and "begun" in output
+    assert "exit status -9" in record.failure(cases[0]) and "begun" in record.failure(cases[0])
