@@ -1,5 +1,6 @@
-// Copies of boxes of tensors from global to shared memory by the tensor memory accelerator (sm_90). One thread issues a copy
-// of the whole box. What lies outside the tensor becomes zeros, and counts. PTX ISA: "Data Movement and Conversion Instructions: cp.async.bulk.tensor".
+// Copies of boxes of tensors from global to shared memory by the tensor memory accelerator (sm_90). One thread issues a
+// copy of the whole box. What lies outside the tensor becomes zeros, and counts. PTX ISA: "Data Movement and Conversion
+// Instructions: cp.async.bulk.tensor".
 #pragma once
 
 #include <cuda.h>
