@@ -33,7 +33,8 @@ int32_t invariant_splits(int64_t keys) {
 
 int32_t choose_splits(const Problem& p, const Capabilities& capabilities, const SplitShape& shape) {
   if (p.num_splits > 0) return p.num_splits;
-  if (capabilities.is_cpu || rows_of(p) == 0) return 1;
+  if (capabilities.is_cpu) return 1;
+  if (p.batch == 0 || p.heads_q == 0 || p.len_q == 0) return 1;  // packed rows may be there yet
   const int64_t keys = visible_length(p, shape);
   if (p.batch_invariant) return invariant_splits(keys);
   const int64_t most = clamp64(keys / kMinKeys, 1, kMaxAutomatic);

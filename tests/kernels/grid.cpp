@@ -280,5 +280,37 @@ TEST_P(Draws, Accurate) {
 }
 INSTANTIATE_TEST_SUITE_P(, Draws, testing::ValuesIn(targets(kShards)), target_name);
 
+// Choosing and planning CUDA kernels is host arithmetic, which any problem must come through where no GPU is, too.
+class PlannedDraws : public testing::TestWithParam<Operation> {};
+
+TEST_P(PlannedDraws, ForGpusThatAreNotHere) {
+  if (kernels_of(GetParam(), Device::kCuda).empty()) GTEST_SKIP() << "built without CUDA";
+  const int64_t draws = setting("CUFLASH_TEST_PLANNED_DRAWS", 1000);
+  const auto seed = static_cast<uint64_t>(setting("CUFLASH_TEST_SEED", 1)) * 1'000'000;
+  for (int64_t n = 0; n < draws; ++n) {
+    Random random(seed + static_cast<uint64_t>(n));
+    const Draw draw = random_draw(random, Device::kCpu, GetParam(), n % 8 != 0);
+    DrawnCall drawn(draw, zero_inputs(draw.c));
+    Call& call = drawn.call();
+    for (const int32_t arch : {75, 80, 90}) {
+      call.problem().target_arch = arch;
+      size_t bytes = 0;
+      const cuflash_status_t status =
+          GetParam() == Operation::kForward
+              ? cuflash_forward_workspace_size(nullptr, &call.problem(), &bytes)
+          : GetParam() == Operation::kBackward
+              ? cuflash_backward_workspace_size(nullptr, &call.problem(), &call.gradients(), &bytes)
+              : cuflash_decode_workspace_size(nullptr, &call.problem(), &call.cache(), &bytes);
+      // The reference takes whatever is valid.
+      ASSERT_EQ(status, CUFLASH_SUCCESS)
+          << cuflash_last_error() << "\n  sm_" << arch << ' ' << describe(draw);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, PlannedDraws,
+                         testing::Values(Operation::kForward, Operation::kBackward,
+                                         Operation::kDecode),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
 }  // namespace
 }  // namespace cuflash_test

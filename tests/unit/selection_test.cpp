@@ -444,6 +444,26 @@ TEST(Tables, PlansOfSplitsDependOnTheShapeOnly) {
   EXPECT_EQ(choose_splits(p, cpu()), 7);
 }
 
+// Rows of a packed tensor that no sequence has make no tiles to cut.
+TEST(Splits, OfNoSequences) {
+  Features features;
+  const int32_t offsets[] = {0};
+  features.ragged.offsets_q = offsets;
+  features.ragged.total_q = 3;
+  Problem p = problem_of(Operation::kDecode, Dtype::kF16, 128);
+  p.features = &features;
+  p.heads_q = 4, p.heads_kv = 2, p.len_q = 2, p.len_k = 4096;
+  const auto splits = [&] { return choose_splits(p, gpu(90, k227KB)); };
+  p.batch = 1;
+  EXPECT_GT(splits(), 1);
+  p.batch = 0;
+  EXPECT_EQ(splits(), 1);
+  p.batch = 1, p.len_q = 0;
+  EXPECT_EQ(splits(), 1);
+  p.len_q = 2, p.heads_q = p.heads_kv = 0;
+  EXPECT_EQ(splits(), 1);
+}
+
 // As many as cover the capacity in parts of a fixed length, on any device, whatever else there is.
 TEST(Splits, BatchInvariantPartsHaveAFixedLength) {
   Problem p = problem_of(Operation::kDecode, Dtype::kF16, 128);
