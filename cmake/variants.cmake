@@ -49,10 +49,11 @@ endforeach()
 foreach(_dtype f16 bf16)
   foreach(_dim 64 96 128 192 256)
     list(APPEND CUFLASH_VARIANTS
-      "fwd_wgmma_${_dtype}_d${_dim}|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},${_dim},kLarge")
+      "fwd_wgmma_${_dtype}_d${_dim}|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},${_dim},kLarge,${_dim}")
   endforeach()
   list(APPEND CUFLASH_VARIANTS
-    "fwd_wgmma_small_${_dtype}_d64|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},64,kSmall")
+    "fwd_wgmma_${_dtype}_d192_v128|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},192,kLarge,128"
+    "fwd_wgmma_small_${_dtype}_d64|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},64,kSmall,64")
 endforeach()
 
 # A 90 among the user's architectures means 90a to the kernels that need it.
@@ -105,6 +106,9 @@ function(cuflash_add_variants target sm90a_target)
       list(LENGTH substitutions number)
       if(number GREATER 2)
         list(GET substitutions 2 CUFLASH_VARIANT_TILES)
+      endif()
+      if(number GREATER 3)
+        list(GET substitutions 3 CUFLASH_VARIANT_HEAD_DIM_V)
       endif()
       set(unit_file ${PROJECT_BINARY_DIR}/generated/${CUFLASH_VARIANT}.cu)
       configure_file(${PROJECT_SOURCE_DIR}/${unit} ${unit_file} @ONLY)

@@ -154,7 +154,10 @@ LaunchContext launch_context(const Session& session, cuflash_stream_t stream, vo
   context.capabilities = session.capabilities;
   context.device = session.device;
   context.stream = stream;
-  context.workspace = workspace;
+  if (workspace != nullptr) {
+    context.workspace = static_cast<char*>(workspace) + kWorkspaceHeader;
+    context.counter = static_cast<uint32_t*>(workspace);
+  }
   context.pool = session.pool;
   return context;
 }
@@ -177,8 +180,10 @@ Status run(cuflash_handle_t handle, CheckedProblem* checked, cuflash_stream_t st
            static_cast<long long>(checked->problem.len_q),
            static_cast<long long>(checked->problem.len_k),
            static_cast<long long>(checked->problem.head_dim));
-  CUFLASH_TRY(choice.variant->launch(checked->problem, choice.plan,
-                                     launch_context(session, stream, workspace.memory())));
+  const LaunchContext context = launch_context(session, stream, workspace.memory());
+  if (choice.plan.counts_tiles && !checked->problem.workspace_prepared)
+    CUFLASH_TRY(device::fill_zero(context.counter, sizeof *context.counter, stream));
+  CUFLASH_TRY(choice.variant->launch(checked->problem, choice.plan, context));
   return workspace.release();
 }
 
@@ -262,7 +267,9 @@ Status choose(const Session& session, const CheckedProblem& checked, Choice* cho
   CUFLASH_TRY(select(all_variants(), checked.problem, session.capabilities, forced.name,
                      forced.source, &choice->variant));
   choice->plan = choice->variant->plan(checked.problem, session.capabilities);
-  if (is_empty(checked.problem)) choice->plan.workspace_bytes = 0;  // as nothing is launched
+  Plan& plan = choice->plan;
+  if (plan.workspace_bytes > 0 || plan.counts_tiles) plan.workspace_bytes += kWorkspaceHeader;
+  if (is_empty(checked.problem)) plan.workspace_bytes = 0;  // as nothing is launched
   return CUFLASH_SUCCESS;
 }
 

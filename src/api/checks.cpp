@@ -672,6 +672,8 @@ Status check_common(const cuflash_problem_t* source, Operation operation, Purpos
   p.num_splits = problem.num_splits;
   p.deterministic = (problem.flags & CUFLASH_PROBLEM_DETERMINISTIC) != 0;
   p.batch_invariant = (problem.flags & CUFLASH_PROBLEM_BATCH_INVARIANT) != 0;
+  p.workspace_prepared =
+      (problem.flags & CUFLASH_PROBLEM_WORKSPACE_PREPARED) != 0 && problem.workspace != nullptr;
   checked->options = {problem.workspace, problem.workspace_size, problem.kernel, problem.sm_margin,
                       problem.target_arch};
   if (purpose == Purpose::kQuery) return CUFLASH_SUCCESS;

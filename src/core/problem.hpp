@@ -49,6 +49,7 @@ struct Problem {
   TensorView d_o, dq, dk, dv;          // backward
   int32_t num_splits = 0;              // decode, 0: choose
   bool deterministic = false, batch_invariant = false;
+  bool workspace_prepared = false;  // what must be 0 at first is 0, and is left so
   // Every pointer and stride of q, k, v and o (and of the gradients) is a multiple of 16 bytes.
   bool aligned16 = false;
   // Of the host, so not for kernels; null: none. A family that reads nothing of it must refuse a problem with features.

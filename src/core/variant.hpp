@@ -23,7 +23,8 @@ struct LaunchContext {
   int device = 0;          // CUDA ordinal
   void* stream = nullptr;  // cudaStream_t
   void* workspace = nullptr;
-  ThreadPool* pool = nullptr;  // CPU device
+  uint32_t* counter = nullptr;  // of a plan that counts tiles; 0
+  ThreadPool* pool = nullptr;   // CPU device
 };
 
 // What a variant will do for a problem: pure, host only.
@@ -31,8 +32,12 @@ struct Plan {
   size_t workspace_bytes = 0;
   int launches = 1;
   int32_t num_splits = 1;
-  int64_t blocks = 0;  // of a kernel whose blocks take tile after tile
+  int64_t blocks = 0;         // of a kernel whose blocks take tile after tile
+  bool counts_tiles = false;  // by LaunchContext::counter, which the kernel leaves at 0
 };
+
+// Begins every workspace, whatever the operation, so that a prepared one stays so: the counter, and no kernel's data.
+constexpr size_t kWorkspaceHeader = 256;
 
 struct Variant {
   const char* name;  // stable and unique: fwd_wmma_f16_d64

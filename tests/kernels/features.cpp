@@ -32,6 +32,37 @@ void judge_on_every_kernel(const Case& base, const std::vector<Dtype>& dtypes) {
                   [](const Case& c) { expect_accurate(c, make_inputs(c, DataKind::kNormal)); });
 }
 
+// ---- few rows of many keys -----------------------------------------------------------------------
+
+class CasesOfFewRows : public DeviceTest {};
+CUFLASH_FOR_DEVICES(CasesOfFewRows);
+
+// Kernels may cut the keys into parts, some of which a row does not see.
+TEST_P(CasesOfFewRows, OfManyKeys) {
+  const int64_t keys = GetParam() == Device::kCpu ? 700 : 5000;
+  MaskSpec early = causal_mask(CUFLASH_ALIGN_OFFSET);
+  early.offset = 300;
+  for (const MaskSpec& mask :
+       {MaskSpec{}, causal_mask(), window_mask(keys / 2, 0), window_mask(0, keys / 2), early})
+    for (const int64_t dim : {64, 128})
+      for (const bool wide : {false, true}) {
+        Case c = make_case(GetParam(), Operation::kForward, {2, 4, 2, 70, keys, dim}, mask);
+        c.wide = wide;
+        judge_on_every_kernel(c, {Dtype::kBf16});
+      }
+}
+
+TEST_P(CasesOfFewRows, WithModifiedScores) {
+  const int64_t keys = GetParam() == Device::kCpu ? 700 : 5000;
+  for (const bool sinks : {false, true}) {
+    Case c = make_case(GetParam(), Operation::kForward, {1, 4, 2, 70, keys, 64}, causal_mask());
+    c.softcap = 20;
+    c.slopes = {true, Dtype::kF32};
+    if (sinks) c.sinks = Dtype::kF32;
+    judge_on_every_kernel(c, {Dtype::kF16});
+  }
+}
+
 // ---- ragged batches -----------------------------------------------------------------------------
 
 class CasesOfRaggedBatches : public DeviceTest {
@@ -87,6 +118,62 @@ TEST_P(CasesOfRaggedBatches, B87_ManyShortSequences) {
   for (size_t n = 0; n < lengths.size(); ++n) lengths[n] = static_cast<int32_t>(1 + n * 7 % 3);
   for (const int64_t dim : {32, 64})
     judge_on_every_kernel(backward({1, 2, 2, 1, 1, dim}, lengths, lengths), kEveryDtype);
+}
+
+// More tiles than blocks: a kernel may count who took which in the workspace. What is there at first is no matter, but for one
+// that is said to be prepared; and that stays so, whatever else used it in between.
+TEST_P(CasesOfRaggedBatches, WorkspaceWithGarbageAndPreparedOnce) {
+  const int64_t heads = GetParam() == Device::kCpu ? 4 : 64;
+  const Case base =
+      forward({1, heads, 2, 1, 1, 64}, {70, 3, 0, 130, 33}, {70, 90, 5, 130, 33}, causal_mask());
+  Case between = make_case(GetParam(), Operation::kDecode, {2, 4, 2, 1, 300, 64});
+  between.num_splits = 3;
+  const bool decodes = !kernels_of(Operation::kDecode, GetParam()).empty();
+  for (const int64_t dim : {64, 128, 256}) {
+    Case sized = base;
+    sized.shape.head_dim = dim;
+    on_every_kernel(sized, {Dtype::kBf16}, [&](const Case& c) {
+      const Inputs inputs = make_inputs(c, DataKind::kHash);
+      const Results want = run_ok(c, inputs);
+      EXPECT_TRUE(judge(c, inputs, want).ok);
+      Call ragged(c, inputs), decode(between, make_inputs(between, DataKind::kHash));
+      const size_t words = std::max(ragged.workspace_bytes(), decode.workspace_bytes()) / 4;
+      if (ragged.workspace_bytes() == 0) return;
+      const Buffer workspace(c.device, 4 * words);
+      const auto give = [&](Call& call) {
+        call.problem().workspace = workspace.data();
+        call.problem().workspace_size = 4 * words;
+      };
+      const auto check = [&] {
+        ragged.poison_outputs();
+        const cuflash_status_t status = ragged.launch();
+        synchronize(c.device);
+        const Outcome outcome = ragged.collect(status);
+        EXPECT_EQ(outcome.damage, "");
+        expect_same_bits(outcome.results, want);
+      };
+      give(ragged);
+      give(decode);
+      for (const uint32_t garbage : {7u, 300u, 0xffffffffu}) {
+        DeviceArray<uint32_t> source(c.device, std::vector<uint32_t>(words, garbage));
+        ragged.problem().workspace = source.data();
+        check();
+      }
+      give(ragged);
+      ASSERT_EQ(
+          cuflash_workspace_prepare(handle_of(c.device), workspace.data(), 4 * words, nullptr),
+          CUFLASH_SUCCESS)
+          << cuflash_last_error();
+      for (Call* call : {&ragged, &decode})
+        call->problem().flags |= CUFLASH_PROBLEM_WORKSPACE_PREPARED;
+      for (int turn = 0; turn < 3; ++turn) {
+        check();
+        if (decodes) EXPECT_EQ(decode.launch(), CUFLASH_SUCCESS) << cuflash_last_error();
+      }
+      synchronize(c.device);
+      EXPECT_TRUE(workspace.guards_intact());
+    });
+  }
 }
 
 TEST_P(CasesOfRaggedBatches, B88_LongAndShortSequences) {

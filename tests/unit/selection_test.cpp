@@ -140,7 +140,8 @@ uint32_t features_of(const std::string& family, Operation operation) {
   constexpr uint32_t kScores = kSoftcap | kAlibi | kBias | kSinks;
   constexpr uint32_t kRows = kRaggedBatches | kScores | kDropout | kOwnValueDim;
   if (family == "reference") return ~uint32_t{0};
-  if (family == "wgmma") return kRaggedBatches | kSoftcap | kAlibi | kSinks;
+  if (family == "wgmma")
+    return kRaggedBatches | kSoftcap | kAlibi | kSinks | kOwnValueDim | kWideOutputs;
   switch (operation) {
     case Operation::kForward:
       return kRows;
@@ -272,7 +273,7 @@ TEST(Tables, WgmmaTakesWhatTmaCanLoadOnHopperAlone) {
   };
   Problem p = problem_of(Operation::kForward, Dtype::kBf16, 64);
   p.aligned16 = true;
-  EXPECT_EQ(choice(p, 90), "fwd_wgmma_bf16_d64");
+  EXPECT_EQ(choice(p, 90), "fwd_wgmma_small_bf16_d64");
   EXPECT_EQ(choice(p, 80), "fwd_mma_few_bf16_d64");
   EXPECT_EQ(choice(p, 100), "fwd_mma_few_bf16_d64");
   Problem other = p;
@@ -316,12 +317,79 @@ TEST(Tables, WgmmaTakesSmallTilesForFewRowsAndShortMaskedSequences) {
     p.len_q = p.len_k = len;
     return tables.choice(p, gpu(90, k227KB));
   };
+  p.heads_q = p.heads_kv = 4, p.batch = 2;  // of 64 rows each 2 tiles for every SM
+  EXPECT_EQ(choice(2112), "fwd_wgmma_small_f16_d64");
+  EXPECT_EQ(choice(2113), "fwd_wgmma_f16_d64");
+  p.batch = 20;
   EXPECT_EQ(choice(1024), "fwd_wgmma_f16_d64");
   p.mask.right = 0;
   EXPECT_EQ(choice(1024), "fwd_wgmma_small_f16_d64");
   EXPECT_EQ(choice(1025), "fwd_wgmma_f16_d64");
   p.batch_invariant = true;  // a longer neighbour must change nothing
   EXPECT_EQ(choice(512), "fwd_wgmma_f16_d64");
+}
+
+TEST(Tables, WgmmaTakesTheSmallestBucketOfBothHeadDims) {
+  const Tables tables;
+  Features features;
+  features.used = kOwnValueDim;
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 192);
+  p.aligned16 = true;
+  p.features = &features;
+  const auto choice = [&](int64_t head_dim, int64_t head_dim_v) {
+    p.head_dim = head_dim, p.head_dim_v = head_dim_v;
+    return tables.choice(p, gpu(90, k227KB));
+  };
+  EXPECT_EQ(choice(192, 128), "fwd_wgmma_bf16_d192_v128");
+  EXPECT_EQ(choice(136, 8), "fwd_wgmma_bf16_d192_v128");
+  EXPECT_EQ(choice(192, 136), "fwd_wgmma_bf16_d192");
+  EXPECT_EQ(choice(64, 128), "fwd_wgmma_bf16_d128");
+  EXPECT_EQ(choice(128, 64), "fwd_wgmma_bf16_d128");
+  EXPECT_EQ(choice(128, 192), "fwd_wgmma_bf16_d192");
+  EXPECT_EQ(choice(128, 68), "fwd_mma_few_bf16_d128");  // rows of 136 bytes
+}
+
+TEST(Tables, WgmmaCutsTheKeysOfFewTiles) {
+  const Tables tables;
+  Features features;
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 128);
+  p.aligned16 = true;
+  p.heads_q = p.heads_kv = 8, p.len_q = 128, p.len_k = 16384;
+  const auto parts = [&] {
+    const Variant* row = nullptr;
+    for (const Variant& v : tables.rows())
+      if (std::strcmp(v.name, "fwd_wgmma_bf16_d128") == 0) row = &v;
+    const Plan plan = row->plan(p, gpu(90, k227KB));
+    EXPECT_EQ(plan.workspace_bytes > 0, plan.num_splits > 1);
+    EXPECT_EQ(plan.launches, plan.num_splits > 1 ? 2 : 1);
+    return plan.num_splits;
+  };
+  p.batch = 1;
+  EXPECT_EQ(parts(), 12);  // 8 tiles for 100 SMs
+  p.len_k = 2047;
+  EXPECT_EQ(parts(), 1);
+  p.len_k = 1 << 20;
+  EXPECT_EQ(parts(), 12);
+  p.batch = 4;
+  EXPECT_EQ(parts(), 3);
+  p.batch = 9;
+  EXPECT_EQ(parts(), 1);
+  p.batch = 1;
+  p.mask.left = 3000, p.mask.right = 0;
+  EXPECT_EQ(parts(), 3);
+  p.mask.left = 100;
+  EXPECT_EQ(parts(), 1);
+  p.mask = {};
+  p.batch_invariant = true;
+  EXPECT_EQ(parts(), 1);
+  p.batch_invariant = false;
+  p.features = &features;
+  features.used = kAlibi;
+  EXPECT_EQ(parts(), 12);
+  for (const uint32_t feature : {kSinks, kRaggedBatches}) {
+    features.used = feature;
+    EXPECT_EQ(parts(), 1);
+  }
 }
 
 // Its blocks take tile after tile: no more of them than SMs that the call may use.

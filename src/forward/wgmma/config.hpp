@@ -14,7 +14,7 @@ constexpr int kMaxTileRows = 192;
 enum TileSize { kLarge, kSmall };  // kSmall: for few rows, or few keys of which many are masked
 
 struct Tile {
-  int head_dim;  // the bucket: a smaller head_dim is padded with zeros
+  int head_dim, head_dim_v;  // the bucket: smaller ones are padded with zeros
   TileSize size;
   int consumers;  // warpgroups that compute, kWarpgroupRows rows each
   int tile_n;     // keys
@@ -24,18 +24,21 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    {64, kLarge, 3, 128, 2, 1, "144 keys spill: S, P and O alone need 140 of 160 registers"},
-    {64, kSmall, 1, 64, 2, 3,
+    {64, 64, kLarge, 3, 128, 2, 1, "144 keys spill: S, P and O alone need 140 of 160 registers"},
+    {64, 64, kSmall, 1, 64, 2, 3,
      "causal 512: 239 TFLOP/s; 96 keys 223, two blocks of 64 or 128 keys 205"},
-    {96, kLarge, 3, 112, 2, 1, "660 TFLOP/s; two consumers and 128 keys 583"},
-    {128, kLarge, 2, 128, 2, 1, "160 keys: 4 % faster from 4096 keys on, 10 % slower up to 1024"},
-    {192, kLarge, 2, 112, 2, 1, "the most that 227 KB hold"},
-    {256, kLarge, 2, 80, 2, 1, "the most that 227 KB hold"},
+    {96, 96, kLarge, 3, 112, 2, 1, "660 TFLOP/s; two consumers and 128 keys 583"},
+    {128, 128, kLarge, 2, 128, 2, 1,
+     "160 keys: 4 % faster from 4096 keys on, 10 % slower up to 1024"},
+    {192, 128, kLarge, 2, 128, 2, 1, "208 KB"},
+    {192, 192, kLarge, 2, 112, 2, 1, "the most that 227 KB hold"},
+    {256, 256, kLarge, 2, 80, 2, 1, "the most that 227 KB hold"},
 };
 
-constexpr Tile tile_of(int head_dim, TileSize size) {
+constexpr Tile tile_of(int head_dim, int head_dim_v, TileSize size) {
   for (const Tile& tile : kTiles)
-    if (tile.head_dim == head_dim && tile.size == size) return tile;
+    if (tile.head_dim == head_dim && tile.head_dim_v == head_dim_v && tile.size == size)
+      return tile;
   return {};
 }
 
@@ -51,12 +54,16 @@ constexpr Registers registers_of(int consumers, int blocks) {
   return {};
 }
 
-template <int kHeadDimBucket, TileSize kSize>
+// Of a row of so many columns; the last may be half.
+constexpr int panels_of(int columns) {
+  return (columns + device::kPanelColumns - 1) / device::kPanelColumns;
+}
+
+template <int kHeadDimBucket, int kHeadDimVBucket, TileSize kSize>
 struct KernelConfig {
-  static constexpr Tile kTile = tile_of(kHeadDimBucket, kSize);
-  static constexpr int kHeadDim = kHeadDimBucket;
-  static constexpr int kPanels =
-      (kHeadDim + device::kPanelColumns - 1) / device::kPanelColumns;  // the last may be half
+  static constexpr Tile kTile = tile_of(kHeadDimBucket, kHeadDimVBucket, kSize);
+  static constexpr int kHeadDim = kHeadDimBucket, kHeadDimV = kHeadDimVBucket;
+  static constexpr int kPanels = panels_of(kHeadDim), kPanelsV = panels_of(kHeadDimV);
   static constexpr int kConsumers = kTile.consumers;
   static constexpr int kTileM = kConsumers * kWarpgroupRows;
   static constexpr int kTileN = kTile.tile_n;
@@ -72,7 +79,8 @@ struct KernelConfig {
   static constexpr Registers kRegisters = registers_of(kConsumers, kBlocks);
   static_assert(128 * kBlocks * (kRegisters.of_producer + kConsumers * kRegisters.of_consumer) <=
                 65536);
-  static_assert(kHeadDim % 32 == 0 && kTileM <= kMaxTileRows && kTileN % 16 == 0);
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0 && kTileM <= kMaxTileRows &&
+                kTileN % 16 == 0);
   static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");
 };
 
@@ -80,7 +88,8 @@ struct KernelConfig {
 struct TileWork {
   void* o;     // of the tile's first row
   float* lse;  // likewise, or null
-  int b, head, rows;
+  int b, head;
+  int rows;             // 0: there is no tile more
   int keys, num_tiles;  // that any row sees, and the tiles of them
   // What the first row would see of an endless sequence, at most kFarKey away; each later row sees one more and one less.
   int seen_begin, seen_end;
@@ -92,11 +101,12 @@ constexpr int64_t kFarKey = (int64_t{1} << 31) - 256;  // no extent is larger (f
 template <class Config, class Element>
 struct SharedStorage {
   using QTile = Element[Config::kPanels][kWarpgroupRows][device::kPanelColumns];  // of a consumer
-  using KvTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
+  using KTile = Element[Config::kPanels][Config::kTileN][device::kPanelColumns];
+  using VTile = Element[Config::kPanelsV][Config::kTileN][device::kPanelColumns];
 
   QTile q[Config::kConsumers][Config::kQPlaces];
-  KvTile k[Config::kStages];
-  KvTile v[Config::kStages];
+  KTile k[Config::kStages];
+  VTile v[Config::kStages];
   uint64_t q_full[Config::kConsumers][Config::kQPlaces];
   uint64_t q_free[Config::kConsumers][Config::kQPlaces];
   uint64_t k_full[Config::kStages], k_free[Config::kStages];
@@ -107,8 +117,11 @@ struct SharedStorage {
 template <class Config>
 constexpr int kSharedBytes = sizeof(SharedStorage<Config, uint16_t>);
 
-// A call with features has room behind that for where the tiles of each sequence begin.
-constexpr int kMaxSequences = 512;
+// A call with features has room behind that for the order of its sequences: of each its first tile of rows, counted over all
+// sequences, and which it is, in one word.
+constexpr int kSequenceBits = 9;
+constexpr int kMaxSequences = 1 << kSequenceBits;
+constexpr int64_t kMaxRaggedTiles = (int64_t{1} << (32 - kSequenceBits)) - 1;
 template <class Config>
 constexpr int kSharedBytesOfRagged = kSharedBytes<Config> + 4 * (kMaxSequences + 1);
 

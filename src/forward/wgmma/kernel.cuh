@@ -19,8 +19,10 @@
 // another (docs/log/0016). So what counts is how few there are, and there is no look for the maximum of each tile: P is
 // taken under that of earlier keys, as long as its sums say that it may be.
 //
-// A call with features is the same kernel compiled for FullProblem (attention/tile_rows.hpp). Of ragged batches it counts the
-// tiles of each sequence first, and clears what of V follows a sequence.
+// A call with features is the same kernel compiled for FullProblem (attention/tile_rows.hpp). Of ragged batches it sorts the
+// sequences first, has blocks take tiles as they come free, and clears what of V follows a sequence.
+//
+// Where there are few tiles of many keys, each block has a part of a tile's keys, and a second launch merges the parts.
 //
 // Shared memory: one Q or two, kStages of K and of V, in panels of 64 columns (device/wgmma_tile.hpp); 192 KB at head_dim
 // 128, 224 KB at 256.
@@ -36,7 +38,9 @@
 #include "attention/key_range.hpp"
 #include "attention/quad_softmax.cuh"
 #include "attention/tile_rows.hpp"
+#include "core/split.hpp"
 #include "core/variant.hpp"
+#include "decode/combine.hpp"
 #include "device/launch.cuh"
 #include "device/once_per_device.hpp"
 #include "device/packed16.cuh"
@@ -91,40 +95,66 @@ __device__ void for_each_tile(const TileOrder& order, F f) {
   }
 }
 
-// Of ragged batches each sequence has tiles of its own number, and only the device knows: s_first_tiles[b] becomes the
-// number of tiles of rows before sequence b, for b up to the batch. By the whole block. Sequences follow one another,
-// their heads innermost.
+// The same of ragged batches, whose tiles no rule deals out evenly: each block takes the next that nobody has, which it asks
+// for before it loads, so that the answer is there in time. As many blocks ask as there are tiles, and the counter is 0 again.
+// Where there is none, a block has one tile.
+template <class F>
+__device__ void for_each_counted_tile(uint32_t tiles, uint32_t* counter, F f) {
+  for (uint32_t tile = blockIdx.x; tile < tiles;) {
+    const uint32_t next = gridDim.x + (counter != nullptr ? atomicInc(counter, tiles - 1) : tile);
+    f(tile);
+    tile = next;
+  }
+}
+
+// Of ragged batches only the device knows how many tiles each sequence has. Those of the most keys come first, so that blocks
+// end with short ones. s_sequences[i] becomes, of the i-th, the number of tiles of rows before it and, in its low bits, which
+// it is; [batch] ends them. Returns how many tiles there are. By the whole block; s_keys is scratch, of a number for each.
 template <class Config>
-__device__ TileOrder find_order(const FullProblem& problem, uint32_t* s_first_tiles) {
+__device__ uint32_t sort_sequences(const FullProblem& problem, uint32_t* s_sequences,
+                                   uint32_t* s_keys) {
   const auto batch = static_cast<uint32_t>(problem.batch);
   for (uint32_t b = threadIdx.x; b < batch; b += Config::kThreads)
-    s_first_tiles[b + 1] =
-        static_cast<uint32_t>(ceil_div(sequence_of(problem, b).len_q, Config::kTileM));
-  __syncthreads();  // SAFETY: the counts are there.
+    s_keys[b] = static_cast<uint32_t>(sequence_of(problem, b).len_k);
+  __syncthreads();  // SAFETY: the numbers of keys are there.
+  for (uint32_t b = threadIdx.x; b < batch; b += Config::kThreads) {
+    const uint32_t keys = s_keys[b];
+    uint32_t place = 0;
+    for (uint32_t other = 0; other < batch; ++other)
+      place += s_keys[other] > keys || (s_keys[other] == keys && other < b) ? 1 : 0;
+    const int64_t tiles = ceil_div(sequence_of(problem, b).len_q, Config::kTileM);
+    s_sequences[place] = static_cast<uint32_t>(tiles) << kSequenceBits | b;
+  }
+  ptx::fence_async_shared();  // TMA will write where the scratch is
+  __syncthreads();            // SAFETY: the sequences are in order, with the tiles of each.
   if (threadIdx.x < 32) {
     // Each lane has a run of sequences.
     const uint32_t run = (batch + 31) / 32, begin = min(threadIdx.x * run, batch),
                    end = min(begin + run, batch);
     uint32_t sum = 0;
-    for (uint32_t b = begin; b < end; ++b) sum += s_first_tiles[b + 1];
+    for (uint32_t i = begin; i < end; ++i) sum += s_sequences[i] >> kSequenceBits;
     uint32_t before = sum;
     for (uint32_t offset = 1; offset < 32; offset *= 2) {
       const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
       if (threadIdx.x >= offset) before += other;
     }
+    if (threadIdx.x == 31) s_sequences[batch] = before << kSequenceBits;
     before -= sum;
-    for (uint32_t b = begin; b < end; ++b) s_first_tiles[b + 1] = before += s_first_tiles[b + 1];
-    if (threadIdx.x == 0) s_first_tiles[0] = 0;
+    for (uint32_t i = begin; i < end; ++i) {
+      const uint32_t sequence = s_sequences[i], low = (1u << kSequenceBits) - 1;
+      s_sequences[i] = before << kSequenceBits | (sequence & low);
+      before += sequence >> kSequenceBits;
+    }
   }
   __syncthreads();  // SAFETY: the sums are there.
-  const uint32_t tiles = s_first_tiles[batch] * static_cast<uint32_t>(problem.heads_q);
-  return {0, tiles, 0, 0, 0};
+  return (s_sequences[batch] >> kSequenceBits) * static_cast<uint32_t>(problem.heads_q);
 }
 
 // ---- a tile's work --------------------------------------------------------------------------------
 
 struct Work {
   int b, head, head_kv;
+  int split;  // of the parts that the keys are cut into
   Sequence sequence;
   int64_t tile_row;
   TileRange keys;
@@ -133,16 +163,14 @@ struct Work {
 };
 
 template <class Config, class Call>
-__device__ Work work_of(const Call& problem, uint32_t b, uint32_t head, uint32_t m_tile) {
+__device__ Work work_of(const Call& problem, const Sequence& s, uint32_t b, uint32_t head,
+                        uint32_t m_tile) {
   Work work;
   work.b = static_cast<int>(b);
+  work.split = 0;
   work.head = static_cast<int>(head);
   work.head_kv = static_cast<int>(problem.head_kv(work.head));
-  if constexpr (kHasFeatures<Call>)
-    work.sequence = sequence_of(problem, b);
-  else
-    work.sequence = {work.b, 0, problem.len_q, 0, problem.len_k};
-  const Sequence& s = work.sequence;
+  work.sequence = s;
   work.tile_row = int64_t{m_tile} * Config::kTileM;
   work.shift = centre_shift(problem.mask, work.b, s.len_q, s.len_k);
   work.keys = tile_keys(problem.mask, work.shift, work.tile_row,
@@ -152,20 +180,45 @@ __device__ Work work_of(const Call& problem, uint32_t b, uint32_t head, uint32_t
   return work;
 }
 
+// Whether O is fp32.
+template <class Call>
+__device__ bool has_wide_outputs(const Call& problem) {
+  if constexpr (kHasFeatures<Call>) return (problem.f.used & kWideOutputs) != 0;
+  return false;
+}
+
+// A part of a tile's work: of its tiles of keys the split-th of `splits` runs, which may be empty.
+template <class Config>
+__device__ void take_split(Work& work, int split, int splits) {
+  work.split = split;
+  const int of_split = (work.num_tiles + splits - 1) / splits;
+  const int begin = min(split * of_split, work.num_tiles);
+  work.num_tiles = min(of_split, work.num_tiles - begin);
+  Range& keys = work.keys.any;
+  keys.begin = min64(keys.begin + int64_t{begin} * Config::kTileN, keys.end);
+  keys.end = min64(keys.end, keys.begin + int64_t{work.num_tiles} * Config::kTileN);
+}
+
 // What the consumers need of it. Keys are counted from the first that any row of the tile sees.
 template <class Element, class Call>
-__device__ TileWork tile_work(const Call& problem, const Work& work) {
+__device__ TileWork tile_work(const Call& problem, const MergeProblem& parts, const Work& work) {
   const int64_t rows_left = work.sequence.len_q - work.tile_row, first = work.keys.any.begin;
   const Range seen = uncut_keys(problem.mask, work.shift, work.tile_row);
   const auto from_first = [&](int64_t key) {
     return static_cast<int>(clamp64(key - first, -kFarKey, kFarKey));
   };
   TileWork tile;
-  tile.o =
-      problem.o.template row<Element>(work.b, work.head, work.sequence.first_q + work.tile_row);
-  tile.lse = problem.lse.data == nullptr
-                 ? nullptr
-                 : problem.lse.at(work.b, work.head, work.sequence.first_q + work.tile_row);
+  const int64_t row = work.sequence.first_q + work.tile_row;
+  if (parts.num_parts > 1) {
+    tile.o = parts.parts.row<float>(work.b, work.head, row) + work.split * parts.part_stride;
+    tile.lse = parts.lse_parts.at(work.b, work.head, row) + work.split * parts.lse_part_stride;
+  } else {
+    if (has_wide_outputs(problem))
+      tile.o = problem.o.template row<float>(work.b, work.head, row);
+    else
+      tile.o = problem.o.template row<Element>(work.b, work.head, row);
+    tile.lse = problem.lse.data == nullptr ? nullptr : problem.lse.at(work.b, work.head, row);
+  }
   tile.b = work.b;
   tile.head = work.head;
   tile.rows = static_cast<int>(min64(rows_left, kMaxTileRows));
@@ -189,22 +242,41 @@ __device__ int tile_in_turn(const Call& problem, int i, int count) {
   return last_tiles_first(problem) ? count - 1 - i : i;
 }
 
+// Query heads.
+__device__ inline uint32_t heads_near_in_time(const FullProblem& problem, int64_t keys) {
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  const int64_t head_bytes = 2 * keys * (problem.head_dim + problem.head_dim_v);
+  const int64_t group = problem.heads_q / problem.heads_kv;
+  return static_cast<uint32_t>(min64(group * max64(1, kBytes / max64(1, head_bytes)), 1 << 20));
+}
+
 template <class Config, class Call>
-__device__ Work find_work(const Call& problem, const TileOrder& order,
-                          const uint32_t* s_first_tiles, uint32_t tile) {
+__device__ Work find_work(const Call& problem, const TileOrder& order, const uint32_t* s_sequences,
+                          uint32_t tile) {
   const auto heads_q = static_cast<uint32_t>(problem.heads_q);
   if constexpr (kHasFeatures<Call>) {
     if (is_ragged(problem)) {
       const uint32_t row_tile = tile / heads_q;
-      uint32_t b = 0, above = static_cast<uint32_t>(problem.batch);
-      while (above - b > 1) {  // s_first_tiles[b] <= row_tile < s_first_tiles[above]
-        const uint32_t middle = (b + above) / 2;
-        if (s_first_tiles[middle] <= row_tile)
-          b = middle;
+      const auto first_tile = [&](uint32_t i) { return s_sequences[i] >> kSequenceBits; };
+      uint32_t i = 0, above = static_cast<uint32_t>(problem.batch);
+      while (above - i > 1) {  // first_tile(i) <= row_tile < first_tile(above)
+        const uint32_t middle = (i + above) / 2;
+        if (first_tile(middle) <= row_tile)
+          i = middle;
         else
           above = middle;
       }
-      return work_of<Config>(problem, b, tile % heads_q, s_first_tiles[b + 1] - 1 - row_tile);
+      const uint32_t b = s_sequences[i] & ((1u << kSequenceBits) - 1);
+      const Sequence sequence = sequence_of(problem, b);
+      // As many heads together as L2 surely holds the keys and values of, while all rows of the sequence go over them.
+      const uint32_t m_tiles = first_tile(i + 1) - first_tile(i);
+      const uint32_t most = min(heads_near_in_time(problem, sequence.len_k), heads_q);
+      const uint32_t in_sequence = tile - first_tile(i) * heads_q;
+      const uint32_t first_head = in_sequence / (m_tiles * most) * most;
+      const uint32_t width = min(most, heads_q - first_head);
+      const uint32_t in_section = in_sequence - first_head * m_tiles;
+      return work_of<Config>(problem, sequence, b, first_head + in_section % width,
+                             m_tiles - 1 - in_section / width);
     }
   }
   const uint32_t heads = static_cast<uint32_t>(problem.batch) * heads_q;
@@ -214,7 +286,10 @@ __device__ Work find_work(const Call& problem, const TileOrder& order,
   const uint32_t width = section < order.sections ? order.section_heads : heads - first_head;
   const uint32_t m_tile = order.m_tiles - 1 - in_section / width;
   const uint32_t head = first_head + in_section % width;
-  return work_of<Config>(problem, head / heads_q, head % heads_q, m_tile);
+  const uint32_t b = head / heads_q;
+  Sequence sequence = {b, 0, problem.len_q, 0, problem.len_k};
+  if constexpr (kHasFeatures<Call>) sequence = sequence_of(problem, b);
+  return work_of<Config>(problem, sequence, b, head % heads_q, m_tile);
 }
 
 // ---- shared memory --------------------------------------------------------------------------------
@@ -245,16 +320,20 @@ struct Ring {
     wait_free(n);
     ptx::mbarrier_arrive_expect(full(n), kTileBytes);  // announces the tile's bytes
   }
+  // In place of a tile: there is none more.
+  __device__ void end(uint32_t n) const {
+    wait_free(n);
+    ptx::mbarrier_arrive(full(n));
+  }
 };
 
 template <class Config, class Element>
 struct Shared {
   using Storage = SharedStorage<Config, Element>;
-  using KvRing = Ring<Config::kStages, sizeof(typename Storage::KvTile)>;
-
   using QRing = Ring<Config::kQPlaces, sizeof(typename Storage::QTile)>;
 
-  KvRing k, v;
+  Ring<Config::kStages, sizeof(typename Storage::KTile)> k;
+  Ring<Config::kStages, sizeof(typename Storage::VTile)> v;
   TileWork* work;
   uint32_t s_q, s_q_full, s_q_free;
 
@@ -291,40 +370,56 @@ struct Shared {
 
 template <class Config, class Element, class Call>
 __device__ void produce(const Shared<Config, Element>& shared, const Call& problem,
-                        const TensorMaps& maps, const TileOrder& order,
-                        const uint32_t* s_first_tiles) {
-  const auto load = [&](const auto& ring, uint32_t n, const CUtensorMap& map, int rows,
+                        const TensorMaps& maps, const MergeProblem& parts, const TileOrder& order,
+                        uint32_t* counter, const uint32_t* s_sequences) {
+  using Panels = std::integral_constant<int, Config::kPanels>;
+  using PanelsV = std::integral_constant<int, Config::kPanelsV>;
+  const auto load = [&](const auto& ring, uint32_t n, const CUtensorMap& map, auto panels, int rows,
                         int64_t first_row, int head, int b) {
     ring.begin(n);
 #pragma unroll
-    for (int panel = 0; panel < Config::kPanels; ++panel)
+    for (int panel = 0; panel < decltype(panels)::value; ++panel)
       ptx::tma_load_4d(ring.tile(n) + panel * rows * device::kPanelRowBytes, map, ring.full(n),
                        panel * device::kPanelColumns, static_cast<int32_t>(first_row), head, b);
   };
   uint32_t q_tile = 0, kv_tile = 0;
-  for_each_tile(order, [&](uint32_t tile) {
-    const Work work = find_work<Config>(problem, order, s_first_tiles, tile);
-    const auto load_keys = [&](const auto& ring, const CUtensorMap& map, int i) {
+  const auto splits = static_cast<uint32_t>(parts.num_parts);
+  const auto load_tile = [&](uint32_t tile) {
+    // NOLINTNEXTLINE(misc-const-correctness): calls in parts change it
+    Work work = find_work<Config>(problem, order, s_sequences, splits > 1 ? tile / splits : tile);
+    if (splits > 1) take_split<Config>(work, tile % splits, splits);
+    const auto load_keys = [&](const auto& ring, const CUtensorMap& map, auto panels, int i) {
       const int key_tile = tile_in_turn(problem, i, work.num_tiles);
-      load(ring, kv_tile + i, map, Config::kTileN,
+      load(ring, kv_tile + i, map, panels, Config::kTileN,
            work.sequence.first_k + work.keys.any.begin + int64_t{key_tile} * Config::kTileN,
            work.head_kv, work.b);
     };
     // The first K before Q, whose place may be free last.
-    if (work.num_tiles > 0) load_keys(shared.k, maps.k, 0);
+    if (work.num_tiles > 0) load_keys(shared.k, maps.k, Panels{}, 0);
     shared.q(0).wait_free(q_tile);
-    shared.work_of(q_tile) = tile_work<Element>(problem, work);
+    shared.work_of(q_tile) = tile_work<Element>(problem, parts, work);
 #pragma unroll
     for (int consumer = 0; consumer < Config::kConsumers; ++consumer)
-      load(shared.q(consumer), q_tile, maps.q, kWarpgroupRows,
+      load(shared.q(consumer), q_tile, maps.q, Panels{}, kWarpgroupRows,
            work.sequence.first_q + work.tile_row + consumer * kWarpgroupRows, work.head, work.b);
     ++q_tile;
     for (int i = 0; i < work.num_tiles; ++i) {
-      if (i > 0) load_keys(shared.k, maps.k, i);
-      load_keys(shared.v, maps.v, i);
+      if (i > 0) load_keys(shared.k, maps.k, Panels{}, i);
+      load_keys(shared.v, maps.v, PanelsV{}, i);
     }
     kv_tile += work.num_tiles;
-  });
+  };
+  bool counted = false;
+  if constexpr (kHasFeatures<Call>) counted = is_ragged(problem);
+  if (splits > 1)
+    load_tile(blockIdx.x);  // a block for each part
+  else if (counted)
+    for_each_counted_tile(order.tiles, counter, load_tile);
+  else
+    for_each_tile(order, load_tile);
+  shared.q(0).wait_free(q_tile);
+  shared.work_of(q_tile).rows = 0;
+  for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.q(consumer).end(q_tile);
 }
 
 // ---- consumer -------------------------------------------------------------------------------------
@@ -416,7 +511,7 @@ __device__ void modify_scores(float (&scores)[kCount], const FullProblem& p, int
 // consumer does it for itself; the others write the same.
 template <class Config>
 __device__ void clear_rows(uint32_t s_tile, int valid, unsigned thread) {
-  constexpr int kChunks = Config::kPanels * device::kPanelRowBytes / 16;
+  constexpr int kChunks = Config::kPanelsV * device::kPanelRowBytes / 16;
   for (int i = valid * kChunks + static_cast<int>(thread); i < Config::kTileN * kChunks; i += 128) {
     const int row = i / kChunks, panel = i % kChunks / 8, chunk = i % 8;
     const uint32_t address =
@@ -557,12 +652,32 @@ __device__ void store_rows(const float (&o)[kCount], Element* g_o, int64_t row_s
   }
 }
 
+// The same of an fp32 O: 32 bytes of each row from a quad.
+template <int kCount>
+__device__ void store_wide_rows(const float (&o)[kCount], float* g_o, int64_t row_stride,
+                                int channels, int row, int rows, unsigned lane_in_quad) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= rows) continue;
+    float* g_row = g_o + (row + 8 * r) * row_stride + 2 * lane_in_quad;
+#pragma unroll
+    for (int block = 0; block < kCount / 4; ++block)
+      if (8 * block < channels)
+        *reinterpret_cast<float2*>(g_row + 8 * block) =
+            make_float2(o[4 * block + 2 * r], o[4 * block + 2 * r + 1]);
+  }
+}
+
+// head_dim_v, which without features is head_dim.
+__device__ inline int value_dim(const Problem& p) { return static_cast<int>(p.head_dim); }
+__device__ inline int value_dim(const FullProblem& p) { return static_cast<int>(p.head_dim_v); }
+
 // The named barriers that let consumers issue their products in turn.
 enum NamedBarrier : uint32_t { kBarClear = 1, kBarTurn = 4 };
 
 template <class Config, class Element, class Call>
 __device__ void consume(const Shared<Config, Element>& shared, const Call& problem,
-                        const TileOrder& order, unsigned consumer) {
+                        const MergeProblem& parts, unsigned consumer) {
   constexpr int kTileN = Config::kTileN;
   const unsigned thread = threadIdx.x % 128;
   const unsigned warp = thread / 32, lane = thread % 32, lane_in_quad = lane % 4;
@@ -596,17 +711,19 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
 
   // Each turn's barrier has one consumer that waits and one that arrives; before the first turn nobody has passed it.
   if (consumer == Config::kConsumers - 1) pass_turn();
-  uint32_t q_tile = 0, kv_tile = 0;
-  for_each_tile(order, [&](uint32_t) {
+  uint32_t kv_tile = 0;
+  for (uint32_t q_tile = 0;; ++q_tile) {
     q.wait_full(q_tile);
     const TileWork& work = shared.work_of(q_tile);
     // The same in all lanes, and the compiler may know.
     const auto uniform = [](int x) { return __shfl_sync(kFullWarp, x, 0); };
+    const int rows = uniform(work.rows);
+    if (rows == 0) break;
     const int num_tiles = uniform(work.num_tiles), keys = uniform(work.keys);
     const int seen_begin = uniform(work.seen_begin), seen_end = uniform(work.seen_end);
     const auto cut = [&](int key) { return min(max(key, 0), keys); };
     // Of the keys that this consumer's rows see, any of them or all.
-    const int last_row = min(first_row + kWarpgroupRows, uniform(work.rows)) - 1;
+    const int last_row = min(first_row + kWarpgroupRows, rows) - 1;
     const int any_begin = cut(seen_begin + first_row), any_end = cut(seen_end + last_row);
     const int all_begin = cut(seen_begin + last_row), all_end = cut(seen_end + first_row);
     const bool sees = first_row <= last_row && any_begin < any_end;
@@ -619,7 +736,7 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
       begin = after;
     }
 
-    float o[Config::kHeadDim / 2] = {};
+    float o[Config::kHeadDimV / 2] = {};
     RowStates state;
     if constexpr (kHasFeatures<Call>) {
       const float sink = sink_of(problem, work.head);
@@ -705,24 +822,29 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
       release(q, q_tile);
       skip(kv_tile, num_tiles);
     }
-    ++q_tile;
     kv_tile += num_tiles;
 
     // ---- output
+    const bool in_parts = parts.num_parts > 1;
+    const int64_t lse_stride = in_parts ? parts.lse_parts.row_stride : problem.lse.row_stride;
+    const int64_t o_stride = in_parts ? parts.parts.row_stride : problem.o.row_stride;
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float l = quad_sum(state.l[r]);
       // 0: the row sees no key, else the greatest score alone weighs 1.
       inverse[r] = l == 0.0f ? 0.0f : ptx::rcp_approx_ftz(l);
-      if (lane_in_quad == 0 && work.lse != nullptr && row + 8 * r < work.rows)
-        work.lse[(row + 8 * r) * problem.lse.row_stride] =
-            lse_of(state.m[r], factor_of_scores(problem), l);
+      if (lane_in_quad == 0 && work.lse != nullptr && row + 8 * r < rows)
+        work.lse[(row + 8 * r) * lse_stride] = lse_of(state.m[r], factor_of_scores(problem), l);
     }
     scale_rows(o, inverse);
-    store_rows(o, static_cast<Element*>(work.o), problem.o.row_stride,
-               static_cast<int>(problem.head_dim), row, work.rows, lane_in_quad);
-  });
+    if (in_parts || has_wide_outputs(problem))
+      store_wide_rows(o, static_cast<float*>(work.o), o_stride, value_dim(problem), row, rows,
+                      lane_in_quad);
+    else
+      store_rows(o, static_cast<Element*>(work.o), o_stride, value_dim(problem), row, rows,
+                 lane_in_quad);
+  }
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------
@@ -730,7 +852,8 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
 template <class Element, class Config, class Call>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     forward_kernel(const __grid_constant__ Call problem, const __grid_constant__ TensorMaps maps,
-                   const TileOrder dense_order) {
+                   const __grid_constant__ MergeProblem parts, const TileOrder dense_order,
+                   uint32_t* counter) {
   extern __shared__ __align__(1024) unsigned char s_memory[];
   const Shared<Config, Element> shared(s_memory);
   // The same in all lanes, and the compiler may know.
@@ -750,17 +873,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   __syncthreads();  // SAFETY: the barriers are initialised.
   // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   TileOrder order = dense_order;
-  auto* s_first_tiles =
+  auto* s_sequences =
       reinterpret_cast<uint32_t*>(s_memory + sizeof(SharedStorage<Config, Element>));
   if constexpr (kHasFeatures<Call>) {
-    if (is_ragged(problem)) order = find_order<Config>(problem, s_first_tiles);
+    if (is_ragged(problem)) {
+      using Storage = SharedStorage<Config, Element>;
+      static_assert(sizeof(typename Storage::KTile) >= 4 * kMaxSequences);
+      // Over the first K, which is not there yet.
+      auto* s_keys = reinterpret_cast<uint32_t*>(s_memory + offsetof(Storage, k));
+      order.tiles = sort_sequences<Config>(problem, s_sequences, s_keys);
+    }
   }
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kRegisters.of_producer>();
-    if (threadIdx.x == 0) produce(shared, problem, maps, order, s_first_tiles);
+    if (threadIdx.x == 0) produce(shared, problem, maps, parts, order, counter, s_sequences);
   } else {
     ptx::setmaxnreg_inc<Config::kRegisters.of_consumer>();
-    consume(shared, problem, order, warpgroup - 1);
+    consume(shared, problem, parts, warpgroup - 1);
   }
 }
 
@@ -770,6 +899,7 @@ template <class Element, class Config>
 Status preload(const char* name, int device) {
   static device::OncePerDevice once;
   return once.run(device, [&] {
+    CUFLASH_TRY(preload_combine());
     CUFLASH_TRY(
         device::load_kernel(forward_kernel<Element, Config, Problem>, name, kSharedBytes<Config>));
     return device::load_kernel(forward_kernel<Element, Config, FullProblem>, name,
@@ -791,7 +921,7 @@ inline TileOrder tile_order(const Problem& p, int tile_m, int64_t blocks) {
   };
   if (p.mask.is_full()) return order(group, heads / group, 0);
   constexpr int64_t kSectionBytes = int64_t{32} << 20;  // of K and V, of the 60 MB of L2
-  const int64_t head_bytes = 4 * p.len_k * p.head_dim;
+  const int64_t head_bytes = 2 * p.len_k * (p.head_dim + p.head_dim_v);
   const int64_t most = group * max64(1, kSectionBytes / head_bytes);
   const int64_t whole_rounds = blocks / std::gcd(blocks, m_tiles);
   const int64_t section = min64(heads, min64(most, group * ceil_div(whole_rounds, group)));
@@ -815,16 +945,21 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
                                         &maps.q));
   CUFLASH_TRY(device::encode_tensor_map(p.k, p.batch, p.heads_kv, rows_k, p.head_dim,
                                         Config::kTileN, &maps.k));
-  CUFLASH_TRY(device::encode_tensor_map(p.v, p.batch, p.heads_kv, rows_k, p.head_dim,
+  CUFLASH_TRY(device::encode_tensor_map(p.v, p.batch, p.heads_kv, rows_k, p.head_dim_v,
                                         Config::kTileN, &maps.v));
   device::LaunchShape shape{plan.blocks, Config::kThreads, kSharedBytes<Config>};
   const TileOrder order = tile_order(p, Config::kTileM, plan.blocks);
-  if (p.features == nullptr)
-    return device::launch(forward_kernel<Element, Config, Problem>, name, shape, context.stream, p,
-                          maps, order);
-  shape.shared_memory = kSharedBytesOfRagged<Config>;
-  return device::launch(forward_kernel<Element, Config, FullProblem>, name, shape, context.stream,
-                        FullProblem(p), maps, order);
+  uint32_t* counter = plan.counts_tiles ? context.counter : nullptr;
+  const MergeProblem parts = split_merge(p, plan.num_splits, context.workspace);
+  if (p.features == nullptr) {
+    CUFLASH_TRY(device::launch(forward_kernel<Element, Config, Problem>, name, shape,
+                               context.stream, p, maps, parts, order, counter));
+  } else {
+    shape.shared_memory = kSharedBytesOfRagged<Config>;
+    CUFLASH_TRY(device::launch(forward_kernel<Element, Config, FullProblem>, name, shape,
+                               context.stream, FullProblem(p), maps, parts, order, counter));
+  }
+  return plan.num_splits > 1 ? combine_parts(parts, context) : CUFLASH_SUCCESS;
 }
 
 }  // namespace cuflash::forward_wgmma
