@@ -74,8 +74,20 @@ TEST(MmaBlockOrder, GroupsAreAsLargeAsTheCacheHolds) {
   EXPECT_EQ(heads_together(p), 256);
   p.len_k = 0;
   EXPECT_GT(heads_together(p), 256);
-  p.len_k = int64_t{1} << 31;
-  EXPECT_EQ(heads_together(p), 0);  // taken for one
+  p.heads_kv = 8;
+  p.mask = {};
+  p.len_k = 4096;  // 4 MB a head
+  EXPECT_EQ(heads_together(p), 4);
+  for (const int64_t len_k : {int64_t{8192}, int64_t{16384}, int64_t{1} << 31}) {
+    p.len_k = len_k;
+    EXPECT_EQ(heads_together(p), 256) << len_k;
+  }
+  p.len_k = 8191;
+  EXPECT_EQ(heads_together(p), 2);
+  p.len_k = 16384, p.head_dim = p.head_dim_v = 128;
+  EXPECT_EQ(heads_together(p), 256);
+  p.heads_kv = 4;  // 4 MB for each of the heads that share them
+  EXPECT_EQ(heads_together(p), 4);
   Features features = {};
   features.used = kRaggedBatches;
   p.features = &features;
