@@ -28,7 +28,8 @@ foreach(_dtype f16 bf16)
   list(APPEND CUFLASH_VARIANTS
     "fwd_mma_long_${_dtype}_d64|sm80|src/forward/mma/unit.cu.in|${_dtype},64,kLong"
     "fwd_mma_few_${_dtype}_d64|sm80|src/forward/mma/unit.cu.in|${_dtype},64,kFew"
-    "fwd_mma_few_${_dtype}_d128|sm80|src/forward/mma/unit.cu.in|${_dtype},128,kFew")
+    "fwd_mma_few_${_dtype}_d128|sm80|src/forward/mma/unit.cu.in|${_dtype},128,kFew"
+    "fwd_mma_pairs_${_dtype}_d256|sm80|src/forward/mma/unit.cu.in|${_dtype},256,kPairs")
 endforeach()
 foreach(_variant f32,32 f32,64 f32,128 f32,256 f16,64 f16,128 f16,256 bf16,64 bf16,128 bf16,256)
   string(REPLACE "," "_d" _name ${_variant})

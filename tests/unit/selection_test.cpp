@@ -260,7 +260,12 @@ TEST(Tables, MmaTakesTheSizeOfTilesThatSuits) {
   // Many keys.
   EXPECT_EQ(choice(64, 9, 2047), "fwd_mma_bf16_d64");
   EXPECT_EQ(choice(64, 9, 2048), "fwd_mma_long_bf16_d64");
-  EXPECT_EQ(choice(256, 9, 2048), "fwd_mma_bf16_d256");
+  EXPECT_EQ(choice(192, 9, 2048), "fwd_mma_bf16_d192");
+  // Pairs of warps are for as many rows.
+  EXPECT_EQ(choice(256, 8, 512), "fwd_mma_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 512), "fwd_mma_pairs_bf16_d256");
+  EXPECT_EQ(choice(193, 9, 2048), "fwd_mma_pairs_bf16_d256");
+  EXPECT_EQ(choice(256, 1, 1, true), "fwd_mma_pairs_bf16_d256");
   // A longer neighbour must change nothing.
   EXPECT_EQ(choice(64, 1, 1, true), "fwd_mma_bf16_d64");
   EXPECT_EQ(choice(64, 9, 2048, true), "fwd_mma_bf16_d64");

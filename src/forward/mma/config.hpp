@@ -15,6 +15,8 @@ enum TileSize {
   kStandard,
   kLong,  // for many keys: fewer blocks on an SM, of which each does a tile in fewer instructions
   kFew,   // for so few rows that larger tiles leave SMs without a block
+  // Two warps share their rows (pair.cuh): for many rows, and GPUs with more than 99 KB of shared memory for a block.
+  kPairs,
 };
 enum QPlace { kQShared, kQRegisters };  // where Q is read from for each tile of keys
 
@@ -30,10 +32,11 @@ struct Tile {
   int weighed_strips,
       weighed_keys;  // exponentiated before a product, and under one question whether m is kept
   const char* why;
+  bool paired = false;  // two warps share their strips
 };
 
-// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All fits the 99 KB that a
-// block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
+// Two strips halve the reads of K and V: with one, shared memory ends at 473 TFLOP/s of an H200. All but pairs fits the 99 KB
+// that a block may have on sm_86, 89 and 120. The reasons are what nvcc 13.0 does for sm_90.
 constexpr Tile kTiles[] = {
     {32, kStandard, 4, 2, 64, 2, kQRegisters, 3, 1, 32,
      "4 blocks would leave 128 registers, of which O, S and Q take 112"},
@@ -50,6 +53,8 @@ constexpr Tile kTiles[] = {
      "2 strips would take 192 registers for O; Q has no room in 99 KB"},
     {256, kStandard, 4, 1, 64, 1, kQShared, 2, 1, 32,
      "2 strips would take 256 registers for O; a second stage has no room in 99 KB"},
+    {256, kPairs, 8, 2, 64, 2, kQShared, 1, 2, 32,
+     "2 strips, O in two warps: 26 KB from shared memory for 16 rows and 64 keys, not 72", true},
 };
 
 constexpr Tile tile_of(int head_dim, TileSize size) {
@@ -66,18 +71,44 @@ struct KernelConfig {
   static constexpr int kThreads = 32 * kTile.warps;
   static constexpr int kStrips = kTile.strips;
   static constexpr int kWarpRows = kStrips * kStripRows;
-  static constexpr int kTileM = kTile.warps * kWarpRows;
+  // Warps that share rows: each makes the scores of its part of a tile's keys, and O of its part of the channels.
+  static constexpr int kSharers = kTile.paired ? 2 : 1;
+  static constexpr int kTileM = kTile.warps / kSharers * kWarpRows;
   static constexpr int kTileN = kTile.tile_n;
+  static constexpr int kWarpKeys = kTileN / kSharers;
+  static constexpr int kWarpChannels = kHeadDim / kSharers;
   static constexpr int kStages = kTile.stages;
   static constexpr bool kQInRegisters = kTile.q == kQRegisters;
   static constexpr int kMinBlocks = kTile.min_blocks;
 
   using Layout = device::MmaTile<kHeadDim>;
 
-  static_assert(kTileN % 16 == 0 && kTileN <= 64, "a bit for each of a thread's scores of a strip");
+  static_assert(kWarpKeys % 16 == 0 && kWarpKeys <= 64,
+                "a bit for each of a thread's scores of a strip");
   static_assert(kStages == 1 || kStages == 2);
   static_assert(!kQInRegisters || (kStages == 2 && kTileM <= 2 * kTileN),
                 "Q passes through the second stage");
+  static_assert(
+      kSharers == 1 || (kTile.weighed_strips == kStrips && kTile.weighed_keys == kWarpKeys &&
+                        !kQInRegisters && kWarpChannels % 32 == 0 && Layout::kSwizzled == 8),
+      "a pair exchanges all its weights of a tile at once, and takes every second 16 channels");
+};
+
+// Where the two warps of a pair leave what they have for each other.
+template <class Config>
+struct PairStorage {
+  static constexpr int kFragments = Config::kStrips * Config::kWarpKeys / 16;
+  // One A operand of a product: what a lane holds of it is what the same lane of the partner needs.
+  struct Fragment {
+    alignas(16) uint32_t of_lane[32][4];
+  };
+  struct Row {
+    float value;    // the greatest score of the keys of one warp; at the end its part of l
+    uint32_t asks;  // whether that warp wants another m
+  };
+  Fragment weights[Config::kTile.warps][kFragments];
+  Row rows[Config::kTile.warps][Config::kWarpRows];
+  uint32_t asks[Config::kTile.warps];  // for a new m in any row
 };
 
 // The whole of a block's shared memory, 128-byte aligned; each tile lies as device::MmaTile says.
@@ -91,7 +122,12 @@ struct SharedStorage {
   struct QTile {
     Element elements[Config::kTileM * Config::kHeadDim];
   };
-  std::conditional_t<Config::kQInRegisters, Nothing, QTile> q;  // at the end: O
+  struct QTileOfPairs : QTile {
+    PairStorage<Config> pairs;
+  };
+  std::conditional_t<Config::kQInRegisters, Nothing,
+                     std::conditional_t<Config::kSharers == 2, QTileOfPairs, QTile>>
+      q;  // at the end: O
 };
 
 template <class Config>

@@ -18,6 +18,8 @@
 // With two stages nothing holds the warps together but one barrier for each tile, so that some use the tensor cores while
 // others exponentiate. A warp of which no row sees a key of the tile leaves it out.
 //
+// Where the tile says so, two warps share their rows: pair.cuh. What such a warp does differently is folded away in others.
+//
 // Shared memory, for head_dim 128 (96 KB, as at 192 and 256; 48 KB at 64; other sizes of tiles: README.md), swizzled as in device/mma_tile.hpp:
 //   stages[2]  k [64][128], v [64][128]  16 bit  65,536 bytes    where Q is kept in registers it passes through the second
 //   q          [128][128]                16 bit  32,768          at the end: O
@@ -38,6 +40,7 @@
 #include "device/ptx/mma.cuh"
 #include "forward/mma/block_order.hpp"
 #include "forward/mma/config.hpp"
+#include "forward/mma/pair.cuh"
 
 namespace cuflash::forward_mma {
 
@@ -87,7 +90,7 @@ struct QInRegisters {
   }
 };
 
-// Scores of the warp's rows and all keys of the tile: Q K^T. s_k_lane: the lane's row and chunk of its first 16 keys.
+// Scores of the warp's rows and keys: Q K^T. s_k_lane: the lane's row and chunk of its first 16 keys.
 template <class Config, class Element, class Q, int kStrips, int kCount>
 __device__ void multiply_q_k(float (&scores)[kStrips][kCount], const Q& q, uint32_t s_k_lane) {
 #pragma unroll
@@ -100,7 +103,7 @@ __device__ void multiply_q_k(float (&scores)[kStrips][kCount], const Q& q, uint3
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) q.load(a[strip], strip, step);
 #pragma unroll
-    for (int n = 0; n < Config::kTileN / 16; ++n) {
+    for (int n = 0; n < Config::kWarpKeys / 16; ++n) {
       uint32_t b[4];  // keys 0 to 7 of the 16, then 8 to 15
       ptx::ldmatrix_x4(b, Config::Layout::advance(s_k_lane, n, step));
 #pragma unroll
@@ -112,20 +115,22 @@ __device__ void multiply_q_k(float (&scores)[kStrips][kCount], const Q& q, uint3
   }
 }
 
-// o += P V for the warp's rows. s_v_lane: the lane's row and chunk of the first 16 keys.
+// o += P V for the warp's rows and channels. s_v_lane: the lane's row and chunk of the first 16 keys. Each second
+// 16 channels of a pair's: their first chunk is 2 or 3 at most, and `advance` steps over four.
 template <class Config, class Element, int kStrips, int kSteps, int kCount>
 __device__ void multiply_p_v(float (&o)[kStrips][kCount], const uint32_t (&p)[kStrips][kSteps][4],
                              uint32_t s_v_lane) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-    for (int n = 0; n < Config::kHeadDim / 16; ++n) {
+    for (int n = 0; n < Config::kHeadDim / 16; n += Config::kSharers) {
       uint32_t b[4];  // channels 0 to 7 of the 16, then 8 to 15
       ptx::ldmatrix_x4_trans(b, Config::Layout::advance(s_v_lane, step, n));
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
-        ptx::mma_m16n8k16<Element>(o[strip] + 8 * n, p[strip][step], b[0], b[1]);
-        ptx::mma_m16n8k16<Element>(o[strip] + 8 * n + 4, p[strip][step], b[2], b[3]);
+        float* sums = o[strip] + 8 * (n / Config::kSharers);
+        ptx::mma_m16n8k16<Element>(sums, p[strip][step], b[0], b[1]);
+        ptx::mma_m16n8k16<Element>(sums + 4, p[strip][step], b[2], b[3]);
       }
     }
 }
@@ -165,7 +170,7 @@ __device__ void modify_scores(float (&scores)[kStrips][kCount], uint32_t (&kept)
       const int64_t own_row = row + strip * kStripRows + 8 * half + lane / 4;
       const Columns seen =
           own_row < sequence.len_q
-              ? columns_of<Config::kTileN>(
+              ? columns_of<Config::kWarpKeys>(
                     visible_keys(problem.mask, shift, own_row, sequence.len_k), first_key)
               : Columns{0, 0};
       const ModifiedRow modified(problem, sequence, shift, head, own_row, first_key);
@@ -202,27 +207,32 @@ __device__ void drop_weights(uint32_t (&p)[kSteps][4], uint32_t kept) {
 
 // ---- output ---------------------------------------------------------------------------------------
 
-// Writes the first `rows` of a warp's rows of O, `channels` of each, through its own rows of a tile in shared memory, whose
-// address and pointer these are.
+// Writes a warp's rows of O to a tile in shared memory. `sharer`: which of those that have these rows.
 template <class Config, class Element, int kStrips, int kCount>
-__device__ void store_o(const float (&o)[kStrips][kCount], unsigned char* s_rows, unsigned lane,
-                        Element* g_rows, int64_t row_stride, int64_t rows, int channels,
-                        bool vector_access) {
+__device__ void place_o(const float (&o)[kStrips][kCount], unsigned char* s_rows, unsigned sharer,
+                        unsigned lane) {
   using Layout = typename Config::Layout;
-  constexpr int kChunk = Layout::kChunkElements;
-  constexpr int kChunks = Layout::kChunks;
 #pragma unroll
   for (int strip = 0; strip < kStrips; ++strip)
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       const unsigned row = strip * kStripRows + i / 2 % 2 * 8 + lane / 4;
-      *reinterpret_cast<uint32_t*>(s_rows + Layout::offset(row, i / 4) + lane % 4 * 4) =
+      const unsigned chunk = 2 * (i / 8 * Config::kSharers + sharer) + i / 4 % 2;
+      *reinterpret_cast<uint32_t*>(s_rows + Layout::offset(row, chunk) + lane % 4 * 4) =
           device::pack16<Element>(o[strip][i], o[strip][i + 1]);
     }
-  __syncwarp();  // SAFETY: the rows are written before other lanes read them.
+}
+
+// The first `rows` of kRows rows from there to O, `channels` of each.
+template <class Config, int kRows, class Element>
+__device__ void store_o(const unsigned char* s_rows, unsigned lane, Element* g_rows,
+                        int64_t row_stride, int64_t rows, int channels, bool vector_access) {
+  using Layout = typename Config::Layout;
+  constexpr int kChunk = Layout::kChunkElements;
+  constexpr int kChunks = Layout::kChunks;
   // Most tiles, without a question: a lane keeps its chunk, and rows 8 further on are permuted alike.
   if constexpr (32 % kChunks == 0) {
-    if (vector_access && rows >= Config::kWarpRows) {
+    if (vector_access && rows >= kRows) {
       constexpr int kRowsPerPass = 32 / kChunks;
       const unsigned first = lane / kChunks;
       const unsigned chunk = lane % kChunks;
@@ -230,14 +240,14 @@ __device__ void store_o(const float (&o)[kStrips][kCount], unsigned char* s_rows
       const int64_t step = kRowsPerPass * row_stride;
       Element* g_chunk = g_rows + first * row_stride + chunk * kChunk;
 #pragma unroll
-      for (int row = 0; row < Config::kWarpRows; row += kRowsPerPass, g_chunk += step)
+      for (int row = 0; row < kRows; row += kRowsPerPass, g_chunk += step)
         *reinterpret_cast<uint4*>(g_chunk) = *reinterpret_cast<const uint4*>(
             s_rows + Layout::offset(first + row % 8, chunk) + row / 8 * (8 * Layout::kRowBytes));
       return;
     }
   }
 #pragma unroll 4
-  for (unsigned i = lane; i < Config::kWarpRows * kChunks; i += 32) {
+  for (unsigned i = lane; i < kRows * kChunks; i += 32) {
     const unsigned row = i / kChunks;
     const unsigned chunk = i % kChunks;
     const int channel = static_cast<int>(chunk) * kChunk;
@@ -264,11 +274,15 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
   constexpr int kStages = Config::kStages;
   constexpr int kHeadDim = Config::kHeadDim;
   constexpr int kThreads = Config::kThreads;
+  constexpr int kSharers = Config::kSharers;
 
   extern __shared__ __align__(128) unsigned char s_memory[];
   auto& s = *reinterpret_cast<SharedStorage<Config, Element>*>(s_memory);
   const unsigned warp = threadIdx.x / 32;
   const unsigned lane = threadIdx.x % 32;
+  const unsigned rows_of_tile = warp / kSharers * Config::kWarpRows;  // where the warp's begin
+  const unsigned sharer = warp % kSharers;
+  const unsigned own_keys = sharer * Config::kWarpKeys, other_keys = Config::kWarpKeys - own_keys;
 
   const auto [m_tile, b, head, head_kv] = order.place(blockIdx.x);
   const int head_dim = static_cast<int>(problem.head_dim);
@@ -285,7 +299,7 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
   // From here on keys are counted from the first that any row of the tile sees.
   const auto num_keys = static_cast<int>(keys.any.end - keys.any.begin);
   const auto unmasked_begin = static_cast<int>(keys.all.begin - keys.any.begin);
-  const int64_t warp_row = tile_row + warp * Config::kWarpRows;
+  const int64_t warp_row = tile_row + rows_of_tile;
   const bool idle = warp_row >= sequence.len_q;  // this warp: it sees nothing
   const int unmasked_end = idle ? 0 : static_cast<int>(keys.all.end - keys.any.begin);
   const int64_t first_key = sequence.first_k + keys.any.begin;
@@ -310,8 +324,8 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
   // What ldmatrix wants of this lane: the address of a row of one of four 8x8 matrices. Of Q and V the second lies 8 rows
   // below the first, the third a chunk to the right; of K, whose rows are the columns of the product, the other way round.
   const uint32_t q_lane = Layout::offset(lane % 16, lane / 16);
-  const uint32_t k_lane = Layout::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  const uint32_t v_lane = q_lane;
+  const uint32_t k_lane = Layout::offset(own_keys + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const uint32_t v_lane = Layout::offset(lane % 16, 2 * sharer + lane / 16);
   constexpr uint32_t kStageBytes = sizeof s.stages[0];
 
   if (num_keys > 0) {
@@ -327,10 +341,9 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     __syncthreads();  // SAFETY: Q has landed.
   }
   using Q = std::conditional_t<Config::kQInRegisters, QInRegisters<Config>, QInShared<Config>>;
-  const Q q(QInShared<Config>{shared_address(s_q) + warp * Config::kWarpRows * Layout::kRowBytes +
-                              q_lane});
+  const Q q(QInShared<Config>{shared_address(s_q) + rows_of_tile * Layout::kRowBytes + q_lane});
 
-  float o[kStrips][kHeadDim / 2] = {};
+  float o[kStrips][Config::kWarpChannels / 2] = {};
   QuadRows rows[kStrips];
   if constexpr (kHasFeatures<Call>) {
     const float sink = sink_of(problem, head);
@@ -339,7 +352,8 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         rows[strip].m[r] = sink;
-        rows[strip].l[r] = sink != negative_infinity() && lane % 4 == 0 ? 1.0f : 0.0f;
+        const bool counts = sink != negative_infinity() && lane % 4 == 0 && sharer == 0;
+        rows[strip].l[r] = counts ? 1.0f : 0.0f;
       }
   }
   // The keys that row i of the warp sees: [seen_begin + i, seen_end + i), cut to those that there are. 32 bits, so that masks
@@ -374,7 +388,7 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     const bool skipped = masked && (begin == kTileN || end <= 1 - Config::kWarpRows);
     if (kStages == 2 && skipped) continue;
     const uint32_t s_stage = shared_address(&s.stages[0]) + stage * kStageBytes;
-    float scores[kStrips][kTileN / 2];
+    float scores[kStrips][Config::kWarpKeys / 2];
     if (!skipped) multiply_q_k<Config, Element>(scores, q, s_stage + k_lane);
 
     if (kStages == 1) {
@@ -391,7 +405,7 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     if (modifies_scores(problem)) {
       if constexpr (kHasFeatures<Call>)
         modify_scores<Config>(scores, kept, problem, sequence, shift, head, warp_row,
-                              keys.any.begin + key, lane);
+                              keys.any.begin + key + own_keys, lane);
     } else if (masked) {
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
@@ -399,56 +413,101 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int i = strip * kStripRows + 8 * r + static_cast<int>(lane / 4);
-          seen[r] = {begin + i, max(begin + i, min(end + i, keys_left))};
+          const auto first = static_cast<int>(own_keys);
+          seen[r] = {begin + i - first, max(begin + i, min(end + i, keys_left)) - first};
         }
         quad_mask(scores[strip], seen, lane % 4);
       }
     }
-    // Some keys at a time: the products of the first are under way while the next are exponentiated.
-    constexpr int kKeys = Config::kTile.weighed_keys, kTogether = Config::kTile.weighed_strips;
+    constexpr uint32_t kBytesOfK = sizeof s.stages[0].k;
+    if constexpr (kSharers == 2) {
+      const Pair<Config> pair{s.q.pairs, warp, lane};
+      uint32_t p[kStrips][Config::kWarpKeys / 16][4], asks[kStrips], any = 0;
+      float sum[kStrips][2];
 #pragma unroll
-    for (int n = 0; n < kTileN; n += kKeys) {
-      uint32_t p[kStrips][kKeys / 16][4];
+      for (int strip = 0; strip < kStrips; ++strip) {
+        asks[strip] =
+            quad_weigh<Element>(scores[strip], scale_log2, rows[strip], p[strip], sum[strip]);
+        any |= asks[strip];
+      }
+      const auto drop = [&] {
+        if constexpr (kHasFeatures<Call>)
+          if (modifies_scores(problem)) {
 #pragma unroll
-      for (int first_strip = 0; first_strip < kStrips; first_strip += kTogether) {
-        float sum[kTogether][2];
-        uint32_t asks[kTogether], any = 0;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int strip = first_strip + i;
-          asks[i] = quad_weigh<Element>(part<kKeys / 2>(scores[strip], n / 2), scale_log2,
-                                        rows[strip], p[strip], sum[i]);
-          any |= asks[i];
-        }
-        if (__all_sync(kFullWarp, any == 0)) {
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            rows[first_strip + i].l[0] += sum[i][0];
-            rows[first_strip + i].l[1] += sum[i][1];
+            for (int strip = 0; strip < kStrips; ++strip) drop_weights(p[strip], kept[strip]);
           }
-        } else {
+      };
+      drop();
+      const bool warp_asks = __any_sync(kFullWarp, any != 0);
+      pair.give(p, warp_asks);
+      if (__all_sync(kFullWarp, !warp_asks && !pair.partner_asks())) {
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) rows[strip].l[r] += sum[strip][r];
+      } else {
+        float factor[kStrips][2];
+        pair.template weigh_under_new_maximum<Element>(scores, scale_log2, asks, rows, p, factor);
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip) scale_rows(o[strip], factor[strip]);
+        drop();
+        pair.give(p, true);
+      }
+      uint32_t p_of_partner[kStrips][Config::kWarpKeys / 16][4];
+      pair.take(p_of_partner);
+      const uint32_t s_v_lane = s_stage + kBytesOfK + v_lane;
+      multiply_p_v<Config, Element>(o, p, s_v_lane + own_keys * Layout::kRowBytes);
+      multiply_p_v<Config, Element>(o, p_of_partner, s_v_lane + other_keys * Layout::kRowBytes);
+    } else {
+      // Some keys at a time: the products of the first are under way while the next are exponentiated.
+      constexpr int kKeys = Config::kTile.weighed_keys, kTogether = Config::kTile.weighed_strips;
+#pragma unroll
+      for (int n = 0; n < kTileN; n += kKeys) {
+        uint32_t p[kStrips][kKeys / 16][4];
+#pragma unroll
+        for (int first_strip = 0; first_strip < kStrips; first_strip += kTogether) {
+          float sum[kTogether][2];
+          uint32_t asks[kTogether], any = 0;
 #pragma unroll
           for (int i = 0; i < kTogether; ++i) {
             const int strip = first_strip + i;
-            float factor[2];
-            quad_weigh_under_new_maximum<Element>(part<kKeys / 2>(scores[strip], n / 2), scale_log2,
-                                                  asks[i], rows[strip], p[strip], factor);
-            scale_rows(o[strip], factor);
+            asks[i] = quad_weigh<Element>(part<kKeys / 2>(scores[strip], n / 2), scale_log2,
+                                          rows[strip], p[strip], sum[i]);
+            any |= asks[i];
+          }
+          if (__all_sync(kFullWarp, any == 0)) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+              rows[first_strip + i].l[0] += sum[i][0];
+              rows[first_strip + i].l[1] += sum[i][1];
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+              const int strip = first_strip + i;
+              float factor[2];
+              quad_weigh_under_new_maximum<Element>(part<kKeys / 2>(scores[strip], n / 2),
+                                                    scale_log2, asks[i], rows[strip], p[strip],
+                                                    factor);
+              scale_rows(o[strip], factor);
+            }
           }
         }
-      }
-      if constexpr (kHasFeatures<Call>)
-        if (modifies_scores(problem)) {
+        if constexpr (kHasFeatures<Call>)
+          if (modifies_scores(problem)) {
 #pragma unroll
-          for (int strip = 0; strip < kStrips; ++strip)
-            drop_weights(p[strip], kept[strip] >> (n / 2));
-        }
-      constexpr uint32_t kBytesOfK = sizeof s.stages[0].k;
-      multiply_p_v<Config, Element>(o, p, s_stage + kBytesOfK + n * Layout::kRowBytes + v_lane);
+            for (int strip = 0; strip < kStrips; ++strip)
+              drop_weights(p[strip], kept[strip] >> (n / 2));
+          }
+        multiply_p_v<Config, Element>(o, p, s_stage + kBytesOfK + n * Layout::kRowBytes + v_lane);
+      }
     }
   }
 
-  if (Config::kQInRegisters)
+  if constexpr (kSharers == 2)
+    Pair<Config>{s.q.pairs, warp, lane}.give_sums(
+        rows);  // SAFETY: and it has read these rows of Q, over which O passes.
+  else if (Config::kQInRegisters)
     __syncthreads();  // SAFETY: all warps have read the last tile, over which O passes.
   else
     __syncwarp();  // SAFETY: all lanes have read the warp's rows of Q, over which O passes.
@@ -457,20 +516,33 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float l = quad_sum(rows[strip].l[r]);
+      float l = quad_sum(rows[strip].l[r]);
+      if constexpr (kSharers == 2)
+        l += Pair<Config>{s.q.pairs, warp, lane}.sum_of_partner(strip, r);
       const bool empty = l == 0.0f;  // the row sees no key: the greatest score alone weighs 1
       factor[r] = empty ? 0.0f : factor_of_outputs(problem) / l;
       const int64_t row = warp_row + strip * kStripRows + 8 * r + lane / 4;
-      if (lane % 4 == 0 && problem.lse.data != nullptr && row < sequence.len_q)
+      const bool writes = lane % 4 == 0 && strip % kSharers == static_cast<int>(sharer);
+      if (writes && problem.lse.data != nullptr && row < sequence.len_q)
         *problem.lse.at(b, head, sequence.first_q + row) =
             lse_of(rows[strip].m[r], factor_of_scores(problem), l);
     }
     scale_rows(o[strip], factor);
   }
-  store_o<Config>(
-      o, reinterpret_cast<unsigned char*>(s_q) + warp * Config::kWarpRows * Layout::kRowBytes, lane,
-      problem.o.template row<Element>(b, head, sequence.first_q + warp_row), problem.o.row_stride,
-      sequence.len_q - warp_row, head_dim_v, vector_access);
+  // Each of those that share rows stores its part of them.
+  constexpr int kStoredRows = Config::kWarpRows / kSharers;
+  const unsigned first_stored = sharer * kStoredRows;
+  unsigned char* s_rows = reinterpret_cast<unsigned char*>(s_q) + rows_of_tile * Layout::kRowBytes;
+  place_o<Config, Element>(o, s_rows, sharer, lane);
+  // SAFETY: the rows are written before other lanes, and the partner, read them.
+  if constexpr (kSharers == 2)
+    Pair<Config>{s.q.pairs, warp, lane}.meet();
+  else
+    __syncwarp();
+  store_o<Config, kStoredRows>(
+      s_rows + first_stored * Layout::kRowBytes, lane,
+      problem.o.template row<Element>(b, head, sequence.first_q + warp_row + first_stored),
+      problem.o.row_stride, sequence.len_q - warp_row - first_stored, head_dim_v, vector_access);
 }
 
 // With features there may be fewer blocks on an SM: scores in the making take registers.

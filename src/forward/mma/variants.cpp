@@ -7,24 +7,26 @@
 #include "forward/mma/config.hpp"
 
 // name, its Dtype, bucket of head dims, size of tiles, rank: the smallest bucket that fits wins.
-#define CUFLASH_FORWARD_MMA_ROWS(ROW)               \
-  ROW(fwd_mma_f16_d32, kF16, 32, kStandard, 43)     \
-  ROW(fwd_mma_f16_d64, kF16, 64, kStandard, 42)     \
-  ROW(fwd_mma_long_f16_d64, kF16, 64, kLong, 41)    \
-  ROW(fwd_mma_few_f16_d64, kF16, 64, kFew, 40)      \
-  ROW(fwd_mma_f16_d96, kF16, 96, kStandard, 36)     \
-  ROW(fwd_mma_f16_d128, kF16, 128, kStandard, 35)   \
-  ROW(fwd_mma_few_f16_d128, kF16, 128, kFew, 34)    \
-  ROW(fwd_mma_f16_d192, kF16, 192, kStandard, 31)   \
-  ROW(fwd_mma_f16_d256, kF16, 256, kStandard, 30)   \
-  ROW(fwd_mma_bf16_d32, kBf16, 32, kStandard, 43)   \
-  ROW(fwd_mma_bf16_d64, kBf16, 64, kStandard, 42)   \
-  ROW(fwd_mma_long_bf16_d64, kBf16, 64, kLong, 41)  \
-  ROW(fwd_mma_few_bf16_d64, kBf16, 64, kFew, 40)    \
-  ROW(fwd_mma_bf16_d96, kBf16, 96, kStandard, 36)   \
-  ROW(fwd_mma_bf16_d128, kBf16, 128, kStandard, 35) \
-  ROW(fwd_mma_few_bf16_d128, kBf16, 128, kFew, 34)  \
-  ROW(fwd_mma_bf16_d192, kBf16, 192, kStandard, 31) \
+#define CUFLASH_FORWARD_MMA_ROWS(ROW)                  \
+  ROW(fwd_mma_f16_d32, kF16, 32, kStandard, 43)        \
+  ROW(fwd_mma_f16_d64, kF16, 64, kStandard, 42)        \
+  ROW(fwd_mma_long_f16_d64, kF16, 64, kLong, 41)       \
+  ROW(fwd_mma_few_f16_d64, kF16, 64, kFew, 40)         \
+  ROW(fwd_mma_f16_d96, kF16, 96, kStandard, 36)        \
+  ROW(fwd_mma_f16_d128, kF16, 128, kStandard, 35)      \
+  ROW(fwd_mma_few_f16_d128, kF16, 128, kFew, 34)       \
+  ROW(fwd_mma_f16_d192, kF16, 192, kStandard, 32)      \
+  ROW(fwd_mma_pairs_f16_d256, kF16, 256, kPairs, 31)   \
+  ROW(fwd_mma_f16_d256, kF16, 256, kStandard, 30)      \
+  ROW(fwd_mma_bf16_d32, kBf16, 32, kStandard, 43)      \
+  ROW(fwd_mma_bf16_d64, kBf16, 64, kStandard, 42)      \
+  ROW(fwd_mma_long_bf16_d64, kBf16, 64, kLong, 41)     \
+  ROW(fwd_mma_few_bf16_d64, kBf16, 64, kFew, 40)       \
+  ROW(fwd_mma_bf16_d96, kBf16, 96, kStandard, 36)      \
+  ROW(fwd_mma_bf16_d128, kBf16, 128, kStandard, 35)    \
+  ROW(fwd_mma_few_bf16_d128, kBf16, 128, kFew, 34)     \
+  ROW(fwd_mma_bf16_d192, kBf16, 192, kStandard, 32)    \
+  ROW(fwd_mma_pairs_bf16_d256, kBf16, 256, kPairs, 31) \
   ROW(fwd_mma_bf16_d256, kBf16, 256, kStandard, 30)
 
 namespace cuflash {
@@ -52,17 +54,16 @@ Refusal accepts(const Variant&, const Problem& problem, const Capabilities& capa
 TileSize suited(const Problem& p, int head_dim) {
   constexpr int64_t kLargeRows = 128, kFewBlocks = 128;  // an H200 has 132 SMs, an A100 108
   constexpr int64_t kManyKeys = 2048;
-  if (head_dim == 64 || head_dim == 128) {
-    const int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kLargeRows);
-    if (blocks <= kFewBlocks) return kFew;
-  }
+  const int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kLargeRows);
+  if (head_dim == 256) return blocks <= kFewBlocks ? kStandard : kPairs;
+  if ((head_dim == 64 || head_dim == 128) && blocks <= kFewBlocks) return kFew;
   if (head_dim == 64 && p.len_k >= kManyKeys) return kLong;
   return kStandard;
 }
 
 // The suited size keeps its rank, the others fall below all sizes of their bucket.
 int rank_for(const Problem& p, int head_dim, TileSize size, int rank) {
-  const int sizes = head_dim == 64 ? 3 : head_dim == 128 ? 2 : 0;
+  const int sizes = head_dim == 64 ? 3 : head_dim == 128 || head_dim == 256 ? 2 : 0;
   return size == suited(p, head_dim) ? rank : rank - sizes;
 }
 
