@@ -88,10 +88,11 @@ struct KernelConfig {
   static_assert(kStages == 1 || kStages == 2);
   static_assert(!kQInRegisters || (kStages == 2 && kTileM <= 2 * kTileN),
                 "Q passes through the second stage");
-  static_assert(
-      kSharers == 1 || (kTile.weighed_strips == kStrips && kTile.weighed_keys == kWarpKeys &&
-                        !kQInRegisters && kWarpChannels % 32 == 0 && Layout::kSwizzled == 8),
-      "a pair exchanges all its weights of a tile at once, and takes every second 16 channels");
+  static_assert(kSharers == 1 ||
+                    (kTile.weighed_strips == kStrips && kTile.weighed_keys == kWarpKeys),
+                "a pair exchanges all its weights of a tile at once");
+  static_assert(kSharers == 1 ||
+                (!kQInRegisters && kTile.warps % 2 == 0 && kWarpChannels % 16 == 0));
 };
 
 // Where the two warps of a pair leave what they have for each other.

@@ -504,9 +504,9 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     }
   }
 
+  // SAFETY: O passes over these rows of Q, which the partner too has then read.
   if constexpr (kSharers == 2)
-    Pair<Config>{s.q.pairs, warp, lane}.give_sums(
-        rows);  // SAFETY: and it has read these rows of Q, over which O passes.
+    Pair<Config>{s.q.pairs, warp, lane}.give_sums(rows);
   else if (Config::kQInRegisters)
     __syncthreads();  // SAFETY: all warps have read the last tile, over which O passes.
   else

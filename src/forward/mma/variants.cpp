@@ -55,7 +55,11 @@ TileSize suited(const Problem& p, int head_dim) {
   constexpr int64_t kLargeRows = 128, kFewBlocks = 128;  // an H200 has 132 SMs, an A100 108
   constexpr int64_t kManyKeys = 2048;
   const int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kLargeRows);
-  if (head_dim == 256) return blocks <= kFewBlocks ? kStandard : kPairs;
+  if (head_dim == 256) {
+    // Measured: 2 to 7 % slower at 512 keys and, under a causal mask, at 1024; 4 to 12 % faster from there on.
+    const int64_t many = p.mask.is_full() ? 1024 : 2048;
+    return blocks > kFewBlocks && p.len_k >= many ? kPairs : kStandard;
+  }
   if ((head_dim == 64 || head_dim == 128) && blocks <= kFewBlocks) return kFew;
   if (head_dim == 64 && p.len_k >= kManyKeys) return kLong;
   return kStandard;
