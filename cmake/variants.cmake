@@ -54,6 +54,7 @@ foreach(_dtype f16 bf16)
   endforeach()
   list(APPEND CUFLASH_VARIANTS
     "fwd_wgmma_${_dtype}_d192_v128|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},192,kLarge,128"
+    "fwd_wgmma_long_${_dtype}_d128|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},128,kLong,128"
     "fwd_wgmma_small_${_dtype}_d64|sm90a|src/forward/wgmma/unit.cu.in|${_dtype},64,kSmall,64")
 endforeach()
 

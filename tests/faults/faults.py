@@ -37,6 +37,7 @@ CPU_PAIRS = "src/cpu/blocked/pairs.hpp"
 CPU_DEQUANTISE = "src/cpu/blocked/dequantise.hpp"
 WGMMA = "src/forward/wgmma/kernel.cuh"
 MMA = "src/forward/mma/kernel.cuh"
+MMA_PAIR = "src/forward/mma/pair.cuh"
 MMA_BLOCK_ORDER = "src/forward/mma/block_order.hpp"
 QUAD_SOFTMAX = "src/attention/quad_softmax.cuh"
 WMMA_SOFTMAX = "src/attention/wmma_softmax.cuh"
@@ -90,6 +91,10 @@ def wmma(name: str, old: str, new: str, tests: str, file: str = WMMA) -> Fault:
 
 def mma(name: str, old: str, new: str, tests: str, file: str = MMA) -> Fault:
     return Fault(f"mma_{name}", file, old, new, tests, devices=("cuda",), kernels="fwd_mma")
+
+
+def mma_pairs(name: str, old: str, new: str, tests: str, file: str = MMA_PAIR) -> Fault:
+    return Fault(f"mma_pairs_{name}", file, old, new, tests, devices=("cuda",), kernels="fwd_mma_pairs")
 
 
 def wgmma(name: str, old: str, new: str, tests: str) -> Fault:
@@ -599,7 +604,7 @@ FAULTS = [
         "CasesOfQuantisedCaches.EveryShapeOfScales*/cpu_blocked"),
 
     # ---- the mma forward ----
-    mma("rescale_skipped", "            scale_rows(o[strip], factor);\n", "", "CasesOfExtremeScores.B23*"),
+    mma("rescale_skipped", "              scale_rows(o[strip], factor);\n", "", "CasesOfExtremeScores.B23*"),
     mma("sum_not_rescaled", "rows.l[row] * factor[row] + sum[row]", "rows.l[row] + sum[row]",
         "CasesOfExtremeScores.B23*", QUAD_SOFTMAX),
     mma("maximum_never_raised", "if (!(sum[row] <= fminf(kOutweighs * rows.l[row], kMaxSum)))", "if (sum[row] != sum[row])",
@@ -638,6 +643,25 @@ FAULTS = [
         MMA_BLOCK_ORDER),
     mma("keys_of_the_first_head", "heads_of_kv.quotient(head)}", "0}", "Corners.Accurate/cuda_fwd_mma_*", MMA_BLOCK_ORDER),
 
+    mma_pairs("partner_not_waited_for", "s.asks[warp] = asks;\n    meet();", "s.asks[warp] = asks;",
+              "Corners.Accurate/cuda_fwd_mma_pairs_*"),
+    mma_pairs("rows_of_the_partner_not_raised", "(own.asks | other.asks) != 0", "own.asks != 0",
+              "Corners.Accurate/cuda_fwd_mma_pairs_*"),
+    mma_pairs("maximum_of_half_the_keys", "fmaxf(own.value, other.value)", "own.value",
+              "CasesOfExtremeScores.B23*:Corners.Accurate/cuda_fwd_mma_pairs_*"),
+    mma_pairs("strips_of_the_partner_swapped", "s.weights[partner()][strip * kSteps + step]",
+              "s.weights[partner()][(strip ^ 1) * kSteps + step]", "Corners.Accurate/cuda_fwd_mma_pairs_*"),
+    mma_pairs("half_of_the_sum", "l += Pair<Config>{s.q.pairs, warp, lane}.sum_of_partner(strip, r);", "l += 0;",
+              "Corners.Accurate/cuda_fwd_mma_pairs_*", MMA),
+    mma_pairs("sink_in_both_warps", "lane % 4 == 0 && sharer == 0;", "lane % 4 == 0;",
+              "CasesOfModifiers.*:Draws.Accurate/cuda_fwd_mma_pairs_*", MMA),
+    mma_pairs("mask_of_the_other_keys", "min(end + i, keys_left)) - first}", "min(end + i, keys_left))}",
+              "CasesOfMasks.B26*:Corners.Accurate/cuda_fwd_mma_pairs_*", MMA),
+    mma_pairs("scores_of_other_keys_modified", "keys.any.begin + key + own_keys, lane", "keys.any.begin + key, lane",
+              "CasesOfModifiers.B143*:Draws.Accurate/cuda_fwd_mma_pairs_*", MMA),
+    mma_pairs("lse_of_the_other_strip", "strip % kSharers == static_cast<int>(sharer)", "strip == 0",
+              "Corners.Accurate/cuda_fwd_mma_pairs_*", MMA),
+
     # ---- the wgmma forward ----
     Fault("counter_not_cleared", "src/api/attention.cpp", "choice.plan.counts_tiles && !checked->problem.workspace_prepared",
           "false", "CasesOfRaggedBatches.WorkspaceWithGarbage*", ("src/api/attention.cpp",), devices=("cuda",), kernels="fwd_wgmma"),
@@ -667,7 +691,7 @@ FAULTS = [
           "CasesOfMasks.B26*"),
     wgmma("next_section_not_begun", "first < order.tiles; ++section", "first < order.tiles && section < 1; ++section",
           "CasesOfLimits.MoreKeysThanL2*"),
-    wgmma("heads_taken_modulo", "problem.head_kv(work.head)", "work.head % problem.heads_kv",
+    wgmma("heads_taken_modulo", "static_cast<int>(head / group)", "static_cast<int>(head % problem.heads_kv)",
           "CasesOfMasks.B52*"),
     wgmma("lse_without_scale", "lse_of(state.m[r], factor_of_scores(problem), l)", "lse_of(state.m[r], 1, l)",
           "CasesOfExtremeScores.B12*"),
@@ -685,6 +709,13 @@ FAULTS = [
           "CasesOfRaggedBatches.B88*"),
     wgmma("equal_sequences_at_one_place", "(s_keys[other] == keys && other < b)", "false",
           "CasesOfRaggedBatches.B87*"),
+    wgmma("columns_of_the_second_word_unmasked", "mask_scores(scores, column / 2, seen);", "mask_scores(scores, 0, seen);",
+          "Corners.Accurate/cuda_fwd_wgmma_long_*"),
+    wgmma("parts_overlap", "const int begin = min(split * of_split, work.num_tiles);", "const int begin = min(split, work.num_tiles);",
+          "CasesOfFewRows.*"),
+    wgmma("parts_in_one_place", "work.split * parts.part_stride", "0 * parts.part_stride", "CasesOfFewRows.*"),
+    wgmma("sections_of_a_sequence_of_usual_width", "const uint32_t width = min(most, heads_q - first_head);",
+          "const uint32_t width = most;", "CasesOfRaggedBatches.SectionsOfHeads*"),
     wgmma("counter_left_as_it_is", "atomicInc(counter, tiles - 1)", "atomicAdd(counter, 1)",
           "CasesOfRaggedBatches.WorkspaceWithGarbage*"),
     wgmma("wide_outputs_of_the_other_row", "make_float2(o[4 * block + 2 * r], ", "make_float2(o[4 * block], ",

@@ -176,6 +176,23 @@ TEST_P(CasesOfRaggedBatches, WorkspaceWithGarbageAndPreparedOnce) {
   }
 }
 
+// More keys than L2 holds of all heads: a kernel may take the heads of a sequence in sections, the last of which is smaller.
+TEST_P(CasesOfRaggedBatches, SectionsOfHeads) {
+  const int32_t keys = GetParam() == Device::kCpu ? 200 : 4096;
+  const Case base = forward({1, 9, 9, 1, 1, 256}, {150, 3}, {keys, 100});
+  on_every_kernel(base, {Dtype::kBf16}, [](const Case& c) {
+    Inputs inputs = zero_inputs(c);
+    set(inputs.v, [](auto, int64_t head, auto, auto) { return head + 1; });
+    const Results results = run_ok(c, inputs);
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t head = 0; head < 9; ++head)
+        for (int64_t row = 0; row < c.rows_of(b); ++row) {
+          EXPECT_EQ(results.o.at(b, head, row, 200), head + 1);
+          EXPECT_NEAR(results.lse.at(b, head, row), std::log(c.keys_of(b)), 1e-5);
+        }
+  });
+}
+
 TEST_P(CasesOfRaggedBatches, B88_LongAndShortSequences) {
   judge_on_every_kernel(backward({1, 2, 2, 1, 1, 64}, {1000, 1, 517}, {1000, 1, 517}),
                         {Dtype::kBf16});

@@ -52,5 +52,17 @@ TYPED_TEST(MmaTileOfColumns, AdvanceGoesFromOneChunkToAnother) {
                       tile + Tile::offset(row + 16 * strip, chunk + 2 * step));
 }
 
+// As two warps do that share rows, each with every second 16 channels (forward/mma/pair.cuh).
+TYPED_TEST(MmaTileOfColumns, AdvanceByFourChunksBeginsAtAnyOfTheFirstFour) {
+  using Tile = TypeParam;
+  for (const uint32_t tile : {0x400u, 0x480u, 0x8400u})
+    for (uint32_t row = 0; row < 16; ++row)
+      for (uint32_t chunk = 0; chunk < 4; ++chunk)
+        for (uint32_t strip = 0; strip < kRows / 16; ++strip)
+          for (uint32_t step = 0; step < Tile::kChunks / 2; step += 2)
+            EXPECT_EQ(Tile::advance(tile + Tile::offset(row, chunk), strip, step),
+                      tile + Tile::offset(row + 16 * strip, chunk + 2 * step));
+}
+
 }  // namespace
 }  // namespace cuflash::device

@@ -263,7 +263,8 @@ TEST(Tables, MmaTakesTheSizeOfTilesThatSuits) {
   EXPECT_EQ(choice(192, 9, 2048), "fwd_mma_bf16_d192");
   // Pairs of warps are for as many rows.
   EXPECT_EQ(choice(256, 8, 512), "fwd_mma_bf16_d256");
-  EXPECT_EQ(choice(256, 9, 512), "fwd_mma_pairs_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 1024), "fwd_mma_pairs_bf16_d256");
+  EXPECT_EQ(choice(256, 9, 1023), "fwd_mma_bf16_d256");
   EXPECT_EQ(choice(193, 9, 2048), "fwd_mma_pairs_bf16_d256");
   EXPECT_EQ(choice(256, 1, 1, true), "fwd_mma_pairs_bf16_d256");
   // A longer neighbour must change nothing.
@@ -352,6 +353,33 @@ TEST(Tables, WgmmaTakesTheSmallestBucketOfBothHeadDims) {
   EXPECT_EQ(choice(128, 64), "fwd_wgmma_bf16_d128");
   EXPECT_EQ(choice(128, 192), "fwd_wgmma_bf16_d192");
   EXPECT_EQ(choice(128, 68), "fwd_mma_few_bf16_d128");  // rows of 136 bytes
+}
+
+TEST(Tables, WgmmaTakesLongTilesForManyKeys) {
+  const Tables tables;
+  Features features;
+  features.used = kRaggedBatches;
+  Problem p = problem_of(Operation::kForward, Dtype::kBf16, 128);
+  p.aligned16 = true;
+  const auto choice = [&](int64_t len) {
+    p.len_k = len;
+    return tables.choice(p, gpu(90, k227KB));
+  };
+  EXPECT_EQ(choice(4095), "fwd_wgmma_bf16_d128");
+  EXPECT_EQ(choice(4096), "fwd_wgmma_long_bf16_d128");
+  p.mask.right = 0;
+  EXPECT_EQ(choice(4096), "fwd_wgmma_long_bf16_d128");
+  p.mask.left = 1023;  // what a row sees is what counts
+  EXPECT_EQ(choice(1 << 20), "fwd_wgmma_bf16_d128");
+  p.mask = {};
+  p.batch_invariant = true;
+  EXPECT_EQ(choice(1 << 20), "fwd_wgmma_bf16_d128");
+  p.batch_invariant = false;
+  p.features = &features;
+  EXPECT_EQ(choice(1 << 20), "fwd_wgmma_bf16_d128");
+  p.features = nullptr;
+  p.head_dim = p.head_dim_v = 96;
+  EXPECT_EQ(choice(1 << 20), "fwd_wgmma_bf16_d96");
 }
 
 TEST(Tables, WgmmaCutsTheKeysOfFewTiles) {

@@ -38,6 +38,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #define CUFLASH_WGMMA_48(d, i) CUFLASH_WGMMA_32(d, i), CUFLASH_WGMMA_16(d, i + 32)
 #define CUFLASH_WGMMA_56(d, i) CUFLASH_WGMMA_48(d, i), CUFLASH_WGMMA_8(d, i + 48)
 #define CUFLASH_WGMMA_64(d, i) CUFLASH_WGMMA_32(d, i), CUFLASH_WGMMA_32(d, i + 32)
+#define CUFLASH_WGMMA_80(d, i) CUFLASH_WGMMA_64(d, i), CUFLASH_WGMMA_16(d, i + 64)
 #define CUFLASH_WGMMA_96(d, i) CUFLASH_WGMMA_64(d, i), CUFLASH_WGMMA_32(d, i + 64)
 #define CUFLASH_WGMMA_128(d, i) CUFLASH_WGMMA_64(d, i), CUFLASH_WGMMA_64(d, i + 64)
 
@@ -62,6 +63,12 @@ __device__ __forceinline__ void wgmma_wait() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define CUFLASH_WGMMA_TEXT_80                                                        \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define CUFLASH_WGMMA_TEXT_96                                                        \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -120,6 +127,7 @@ CUFLASH_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 CUFLASH_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 CUFLASH_WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60", "%61")
 CUFLASH_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+CUFLASH_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 CUFLASH_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 CUFLASH_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
@@ -133,11 +141,13 @@ CUFLASH_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef CUFLASH_WGMMA_48
 #undef CUFLASH_WGMMA_56
 #undef CUFLASH_WGMMA_64
+#undef CUFLASH_WGMMA_80
 #undef CUFLASH_WGMMA_96
 #undef CUFLASH_WGMMA_128
 #undef CUFLASH_WGMMA_TEXT_32
 #undef CUFLASH_WGMMA_TEXT_48
 #undef CUFLASH_WGMMA_TEXT_64
+#undef CUFLASH_WGMMA_TEXT_80
 #undef CUFLASH_WGMMA_TEXT_96
 #undef CUFLASH_WGMMA_TEXT_128
 

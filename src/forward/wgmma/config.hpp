@@ -11,7 +11,11 @@ namespace cuflash::forward_wgmma {
 constexpr int kWarpgroupRows = 64;  // of queries: the m of wgmma
 constexpr int kMaxTileRows = 192;
 
-enum TileSize { kLarge, kSmall };  // kSmall: for few rows, or few keys of which many are masked
+enum TileSize {
+  kLarge,
+  kSmall,  // for few rows, or few keys of which many are masked
+  kLong,   // for many keys
+};
 
 struct Tile {
   int head_dim, head_dim_v;  // the bucket: smaller ones are padded with zeros
@@ -28,9 +32,9 @@ constexpr Tile kTiles[] = {
     {64, 64, kSmall, 1, 64, 2, 3,
      "causal 512: 239 TFLOP/s; 96 keys 223, two blocks of 64 or 128 keys 205"},
     {96, 96, kLarge, 3, 112, 2, 1, "660 TFLOP/s; two consumers and 128 keys 583"},
-    {128, 128, kLarge, 2, 128, 2, 1,
-     "160 keys: 4 % faster from 4096 keys on, 10 % slower up to 1024"},
-    {192, 128, kLarge, 2, 128, 2, 1, "208 KB"},
+    {128, 128, kLarge, 2, 128, 2, 1, "160 keys are 10 % slower up to 1024 keys"},
+    {128, 128, kLong, 2, 160, 2, 1, "4 % faster from 4096 keys on"},
+    {192, 128, kLarge, 2, 128, 2, 1, "10 % faster than with room for 192 channels of V"},
     {192, 192, kLarge, 2, 112, 2, 1, "the most that 227 KB hold"},
     {256, 256, kLarge, 2, 80, 2, 1, "the most that 227 KB hold"},
 };
@@ -42,11 +46,11 @@ constexpr Tile tile_of(int head_dim, int head_dim_v, TileSize size) {
   return {};
 }
 
-// Of a thread, given up by the producer or left to it, and taken by the consumers; 65,536 on an SM.
+// Of a thread, given up by the producer or left to it, and taken by the consumers.
 struct Registers {
   int consumers, blocks, of_producer, of_consumer;
 };
-constexpr Registers kRegisters[] = {{1, 3, 24, 136}, {2, 1, 24, 240}, {3, 1, 32, 160}};
+constexpr Registers kRegisters[] = {{1, 3, 32, 128}, {2, 1, 40, 232}, {3, 1, 32, 160}};
 
 constexpr Registers registers_of(int consumers, int blocks) {
   for (const Registers& row : kRegisters)
@@ -77,8 +81,11 @@ struct KernelConfig {
   static constexpr int kWorkPlaces = kQPlaces + 2;
 
   static constexpr Registers kRegisters = registers_of(kConsumers, kBlocks);
-  static_assert(128 * kBlocks * (kRegisters.of_producer + kConsumers * kRegisters.of_consumer) <=
-                65536);
+  // What the block is launched with, a multiple of 8 for each thread, is all that its warpgroups can share out: with more
+  // asked for, the last of them waits for ever.
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
+  static_assert(kRegisters.of_producer + kConsumers * kRegisters.of_consumer <=
+                (1 + kConsumers) * kLaunchRegisters);
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0 && kTileM <= kMaxTileRows &&
                 kTileN % 16 == 0);
   static_assert((kStages & (kStages - 1)) == 0, "tiles are counted modulo 2^32");

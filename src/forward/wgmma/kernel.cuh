@@ -72,6 +72,9 @@ struct TensorMaps {
 struct TileOrder {
   uint32_t m_tiles, tiles;
   uint32_t section_heads, sections, dealt;
+  uint32_t group;  // query heads of a KV head
+  uint32_t
+      section_keys;  // of ragged batches: as many heads of a sequence are a section as have these keys together
 };
 
 // Calls f(tile) for the tiles of one block. A round gives each block one tile of a section, in turn from the first block
@@ -163,13 +166,13 @@ struct Work {
 };
 
 template <class Config, class Call>
-__device__ Work work_of(const Call& problem, const Sequence& s, uint32_t b, uint32_t head,
-                        uint32_t m_tile) {
+__device__ Work work_of(const Call& problem, const Sequence& s, uint32_t group, uint32_t b,
+                        uint32_t head, uint32_t m_tile) {
   Work work;
   work.b = static_cast<int>(b);
   work.split = 0;
   work.head = static_cast<int>(head);
-  work.head_kv = static_cast<int>(problem.head_kv(work.head));
+  work.head_kv = static_cast<int>(head / group);
   work.sequence = s;
   work.tile_row = int64_t{m_tile} * Config::kTileM;
   work.shift = centre_shift(problem.mask, work.b, s.len_q, s.len_k);
@@ -242,14 +245,6 @@ __device__ int tile_in_turn(const Call& problem, int i, int count) {
   return last_tiles_first(problem) ? count - 1 - i : i;
 }
 
-// Query heads.
-__device__ inline uint32_t heads_near_in_time(const FullProblem& problem, int64_t keys) {
-  constexpr int64_t kBytes = int64_t{8} << 20;
-  const int64_t head_bytes = 2 * keys * (problem.head_dim + problem.head_dim_v);
-  const int64_t group = problem.heads_q / problem.heads_kv;
-  return static_cast<uint32_t>(min64(group * max64(1, kBytes / max64(1, head_bytes)), 1 << 20));
-}
-
 template <class Config, class Call>
 __device__ Work find_work(const Call& problem, const TileOrder& order, const uint32_t* s_sequences,
                           uint32_t tile) {
@@ -268,14 +263,16 @@ __device__ Work find_work(const Call& problem, const TileOrder& order, const uin
       }
       const uint32_t b = s_sequences[i] & ((1u << kSequenceBits) - 1);
       const Sequence sequence = sequence_of(problem, b);
-      // As many heads together as L2 surely holds the keys and values of, while all rows of the sequence go over them.
+      // All rows of the sequence go over the keys of a section, which L2 holds.
       const uint32_t m_tiles = first_tile(i + 1) - first_tile(i);
-      const uint32_t most = min(heads_near_in_time(problem, sequence.len_k), heads_q);
+      const auto len_k = static_cast<uint32_t>(sequence.len_k);
+      const uint32_t most =
+          min(order.group * max(1u, order.section_keys / max(1u, len_k)), heads_q);
       const uint32_t in_sequence = tile - first_tile(i) * heads_q;
       const uint32_t first_head = in_sequence / (m_tiles * most) * most;
       const uint32_t width = min(most, heads_q - first_head);
       const uint32_t in_section = in_sequence - first_head * m_tiles;
-      return work_of<Config>(problem, sequence, b, first_head + in_section % width,
+      return work_of<Config>(problem, sequence, order.group, b, first_head + in_section % width,
                              m_tiles - 1 - in_section / width);
     }
   }
@@ -289,7 +286,7 @@ __device__ Work find_work(const Call& problem, const TileOrder& order, const uin
   const uint32_t b = head / heads_q;
   Sequence sequence = {b, 0, problem.len_q, 0, problem.len_k};
   if constexpr (kHasFeatures<Call>) sequence = sequence_of(problem, b);
-  return work_of<Config>(problem, sequence, b, head % heads_q, m_tile);
+  return work_of<Config>(problem, sequence, order.group, b, head % heads_q, m_tile);
 }
 
 // ---- shared memory --------------------------------------------------------------------------------
@@ -457,12 +454,15 @@ struct RowStates {
   float l[2] = {0, 0};  // of the weights that this lane computed
 };
 
+// A bit for each of a row's columns in one thread, which are 8 j + {0, 1} of a tile. Sixteen such pairs fill a word.
+constexpr int kColumnsOfWord = 128;
+
 // The first `count` bits.
 __device__ inline uint32_t low_bits(int count) {
   return count >= 32 ? 0xffffffffu : ~(0xffffffffu << count);
 }
 
-// Of a row's columns in one thread, 8 j + {0, 1}, those from `begin` to `end`, as bits.
+// Of the columns of a word those from `begin` to `end`.
 __device__ inline uint32_t columns_between(int begin, int end) {
   const auto before = [](int column) {
     const int c = max(column, 0);
@@ -471,13 +471,12 @@ __device__ inline uint32_t columns_between(int begin, int end) {
   return low_bits(before(end)) & ~low_bits(before(begin));
 }
 
-// -inf where the row does not see the key.
+// -inf where the row does not see the key: of scores[first] and after, which are of one word.
 template <int kCount>
-__device__ void mask_scores(float (&scores)[kCount], const uint32_t (&seen)[2]) {
-  static_assert(kCount <= 64, "a bit for each of a row's columns");
+__device__ void mask_scores(float (&scores)[kCount], int first, const uint32_t (&seen)[2]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    if ((seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0) scores[i] = negative_infinity();
+  for (int i = 0; i < kColumnsOfWord / 2 && first + i < kCount; ++i)
+    if ((seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0) scores[first + i] = negative_infinity();
 }
 
 // Finishes scores that are more than scaled products; `centre` is that of the first row, in columns from the thread's first.
@@ -759,12 +758,15 @@ __device__ void consume(const Shared<Config, Element>& shared, const Call& probl
                           work.centre + static_cast<float>(row - first_column));
         }
         if (key >= all_begin && all_end - key >= kTileN) return;
-        uint32_t seen[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-          seen[r] = columns_between(cut(seen_begin + row + 8 * r) - first_column,
-                                    cut(seen_end + row + 8 * r) - first_column);
-        mask_scores(scores, seen);
+        for (int column = 0; column < kTileN; column += kColumnsOfWord) {
+          uint32_t seen[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r)
+            seen[r] = columns_between(cut(seen_begin + row + 8 * r) - first_column - column,
+                                      cut(seen_end + row + 8 * r) - first_column - column);
+          mask_scores(scores, column / 2, seen);
+        }
       };
 
       // Of the i-th tile of V in time, before its product.
@@ -914,15 +916,19 @@ Status preload(const char* name, int device) {
 inline TileOrder tile_order(const Problem& p, int tile_m, int64_t blocks) {
   const int64_t heads = p.batch * p.heads_q, group = p.heads_q / p.heads_kv;
   const int64_t m_tiles = ceil_div(p.len_q, tile_m);
+  constexpr int64_t kSectionBytes = int64_t{32} << 20;  // of K and V, of the 60 MB of L2
+  const int64_t key_bytes = 2 * (p.head_dim + p.head_dim_v);
   const auto order = [&](int64_t section, int64_t sections, int64_t dealt) -> TileOrder {
-    return {static_cast<uint32_t>(m_tiles), static_cast<uint32_t>(m_tiles * heads),
-            static_cast<uint32_t>(section), static_cast<uint32_t>(sections),
-            static_cast<uint32_t>(dealt)};
+    return {static_cast<uint32_t>(m_tiles),
+            static_cast<uint32_t>(m_tiles * heads),
+            static_cast<uint32_t>(section),
+            static_cast<uint32_t>(sections),
+            static_cast<uint32_t>(dealt),
+            static_cast<uint32_t>(group),
+            static_cast<uint32_t>(kSectionBytes / key_bytes)};
   };
   if (p.mask.is_full()) return order(group, heads / group, 0);
-  constexpr int64_t kSectionBytes = int64_t{32} << 20;  // of K and V, of the 60 MB of L2
-  const int64_t head_bytes = 2 * p.len_k * (p.head_dim + p.head_dim_v);
-  const int64_t most = group * max64(1, kSectionBytes / head_bytes);
+  const int64_t most = group * max64(1, kSectionBytes / (p.len_k * key_bytes));
   const int64_t whole_rounds = blocks / std::gcd(blocks, m_tiles);
   const int64_t section = min64(heads, min64(most, group * ceil_div(whole_rounds, group)));
   // The last rounds take the rest too, where that fits: they end together when their tiles are sorted together.

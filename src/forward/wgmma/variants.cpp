@@ -14,18 +14,20 @@
 #define CUFLASH_FORWARD_WGMMA_ROWS(ROW)                      \
   ROW(fwd_wgmma_f16_d64, kF16, 64, 64, kLarge, 50)           \
   ROW(fwd_wgmma_small_f16_d64, kF16, 64, 64, kSmall, 49)     \
-  ROW(fwd_wgmma_f16_d96, kF16, 96, 96, kLarge, 47)           \
-  ROW(fwd_wgmma_f16_d128, kF16, 128, 128, kLarge, 46)        \
-  ROW(fwd_wgmma_f16_d192_v128, kF16, 192, 128, kLarge, 45)   \
-  ROW(fwd_wgmma_f16_d192, kF16, 192, 192, kLarge, 44)        \
-  ROW(fwd_wgmma_f16_d256, kF16, 256, 256, kLarge, 43)        \
+  ROW(fwd_wgmma_f16_d96, kF16, 96, 96, kLarge, 46)           \
+  ROW(fwd_wgmma_f16_d128, kF16, 128, 128, kLarge, 45)        \
+  ROW(fwd_wgmma_long_f16_d128, kF16, 128, 128, kLong, 44)    \
+  ROW(fwd_wgmma_f16_d192_v128, kF16, 192, 128, kLarge, 41)   \
+  ROW(fwd_wgmma_f16_d192, kF16, 192, 192, kLarge, 40)        \
+  ROW(fwd_wgmma_f16_d256, kF16, 256, 256, kLarge, 39)        \
   ROW(fwd_wgmma_bf16_d64, kBf16, 64, 64, kLarge, 50)         \
   ROW(fwd_wgmma_small_bf16_d64, kBf16, 64, 64, kSmall, 49)   \
-  ROW(fwd_wgmma_bf16_d96, kBf16, 96, 96, kLarge, 47)         \
-  ROW(fwd_wgmma_bf16_d128, kBf16, 128, 128, kLarge, 46)      \
-  ROW(fwd_wgmma_bf16_d192_v128, kBf16, 192, 128, kLarge, 45) \
-  ROW(fwd_wgmma_bf16_d192, kBf16, 192, 192, kLarge, 44)      \
-  ROW(fwd_wgmma_bf16_d256, kBf16, 256, 256, kLarge, 43)
+  ROW(fwd_wgmma_bf16_d96, kBf16, 96, 96, kLarge, 46)         \
+  ROW(fwd_wgmma_bf16_d128, kBf16, 128, 128, kLarge, 45)      \
+  ROW(fwd_wgmma_long_bf16_d128, kBf16, 128, 128, kLong, 44)  \
+  ROW(fwd_wgmma_bf16_d192_v128, kBf16, 192, 128, kLarge, 41) \
+  ROW(fwd_wgmma_bf16_d192, kBf16, 192, 192, kLarge, 40)      \
+  ROW(fwd_wgmma_bf16_d256, kBf16, 256, 256, kLarge, 39)
 
 namespace cuflash {
 namespace forward_wgmma {
@@ -103,15 +105,23 @@ Plan plan(const Problem& p, const Capabilities& capabilities) {
 
 // Up to 64 queries and keys the wmma kernels take 0.5 to 0.95 of the time (docs/log/0013), and less on the host: no
 // tensor maps. Small tiles, where there are any, take 0.8 of it under a causal mask up to 1024 keys, and 1.1 to 1.2 without
-// one (docs/log/0018); where large ones leave SMs without a block, 0.75 to 0.9 (docs/log/0025).
-int rank_for(const Problem& p, TileSize size, int rank) {
-  constexpr int64_t kFew = 64, kShort = 1024,
-                    kFewTiles = 264;  // two for each SM of an H100 or H200
-  constexpr int kBelowWmma = 20, kBelowSmall = 48;
+// one (docs/log/0018); where large ones leave SMs without a block, 0.75 to 0.9; tiles of more keys 0.96 of it where there are
+// many (docs/log/0025).
+int rank_for(const Problem& p, int head_dim, TileSize size, int rank) {
+  constexpr int64_t kFew = 64, kShort = 1024, kMany = 4096;
+  constexpr int64_t kFewTiles = 264;  // two for each SM of an H100 or H200
+  constexpr int kBelowWmma = 20;
   if (p.len_q <= kFew && p.len_k <= kFew) return kBelowWmma;
-  const bool suits_small = p.len_q <= kFew || (!p.mask.is_full() && p.len_k <= kShort) ||
-                           p.batch * p.heads_q * ceil_div(p.len_q, kFew) <= kFewTiles;
-  return size == kLarge && suits_small ? std::min(rank, kBelowSmall) : rank;
+  TileSize suited = kLarge;
+  if (head_dim == 64) {
+    const bool few = p.len_q <= kFew || p.batch * p.heads_q * ceil_div(p.len_q, kFew) <= kFewTiles;
+    if (few || (!p.mask.is_full() && p.len_k <= kShort)) suited = kSmall;
+  } else if (head_dim == 128) {
+    // Of ragged batches the host does not know how many keys there are.
+    if (!is_ragged(p) && min64(p.len_k, p.mask.left + p.mask.right) >= kMany) suited = kLong;
+  }
+  // The suited size keeps its rank, the others fall below all sizes of their bucket.
+  return size == suited ? rank : rank - 2;
 }
 
 #define CUFLASH_VARIANT_ROW(name, dtype, head_dim, head_dim_v, size, rank)                  \
@@ -123,7 +133,7 @@ int rank_for(const Problem& p, TileSize size, int rank) {
                          (kSharedBytes<KernelConfig<head_dim, head_dim_v, size>>), rank,    \
                          (accepts<Dtype::dtype, KernelConfig<head_dim, head_dim_v, size>>), \
                          (plan<KernelConfig<head_dim, head_dim_v, size>>)),                 \
-      [](const Problem& p) { return rank_for(p, size, rank); }),
+      [](const Problem& p) { return rank_for(p, head_dim, size, rank); }),
 constexpr Variant kRows[] = {CUFLASH_FORWARD_WGMMA_ROWS(CUFLASH_VARIANT_ROW)};
 #undef CUFLASH_VARIANT_ROW
 
