@@ -516,6 +516,7 @@ __device__ void forward_block(const Call& problem, const BlockOrder& order, bool
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      // NOLINTNEXTLINE(misc-const-correctness): pairs change it
       float l = quad_sum(rows[strip].l[r]);
       if constexpr (kSharers == 2)
         l += Pair<Config>{s.q.pairs, warp, lane}.sum_of_partner(strip, r);

@@ -284,6 +284,7 @@ __device__ Work find_work(const Call& problem, const TileOrder& order, const uin
   const uint32_t m_tile = order.m_tiles - 1 - in_section / width;
   const uint32_t head = first_head + in_section % width;
   const uint32_t b = head / heads_q;
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   Sequence sequence = {b, 0, problem.len_q, 0, problem.len_k};
   if constexpr (kHasFeatures<Call>) sequence = sequence_of(problem, b);
   return work_of<Config>(problem, sequence, order.group, b, head % heads_q, m_tile);
@@ -406,6 +407,7 @@ __device__ void produce(const Shared<Config, Element>& shared, const Call& probl
     }
     kv_tile += work.num_tiles;
   };
+  // NOLINTNEXTLINE(misc-const-correctness): calls with features change it
   bool counted = false;
   if constexpr (kHasFeatures<Call>) counted = is_ragged(problem);
   if (splits > 1)
@@ -955,6 +957,7 @@ Status launch(const char* name, const Problem& problem, const Plan& plan,
                                         Config::kTileN, &maps.v));
   device::LaunchShape shape{plan.blocks, Config::kThreads, kSharedBytes<Config>};
   const TileOrder order = tile_order(p, Config::kTileM, plan.blocks);
+  // NOLINTNEXTLINE(misc-const-correctness): the kernel writes to it
   uint32_t* counter = plan.counts_tiles ? context.counter : nullptr;
   const MergeProblem parts = split_merge(p, plan.num_splits, context.workspace);
   if (p.features == nullptr) {

@@ -105,8 +105,8 @@ Plan plan(const Problem& p, const Capabilities& capabilities) {
 
 // Up to 64 queries and keys the wmma kernels take 0.5 to 0.95 of the time (docs/log/0013), and less on the host: no
 // tensor maps. Small tiles, where there are any, take 0.8 of it under a causal mask up to 1024 keys, and 1.1 to 1.2 without
-// one (docs/log/0018); where large ones leave SMs without a block, 0.75 to 0.9; tiles of more keys 0.96 of it where there are
-// many (docs/log/0025).
+// one (docs/log/0018); where large ones leave SMs without a block, 0.75 to 0.9; tiles of more keys 0.96 to 0.99 of it at 16,384
+// keys, at 4096 as much, and 1.04 under a causal mask (docs/log/0025).
 int rank_for(const Problem& p, int head_dim, TileSize size, int rank) {
   constexpr int64_t kFew = 64, kShort = 1024, kMany = 4096;
   constexpr int64_t kFewTiles = 264;  // two for each SM of an H100 or H200
